@@ -33,9 +33,8 @@ from varlen_graphs.spec.image_processor import read_images
 from varlen_graphs.spec.signature import Off
 from varlen_graphs.stats import Stats
 from varlen_graphs.traffic.trace import Trace
-from varlen_graphs.verify.given_calls import verify_calls
+from varlen_graphs.verify.given_calls import Verified, verify_calls
 from varlen_graphs.verify.options import Verify
-from varlen_graphs.verify.verifier import Verified
 
 Self = TypeVar("Self", bound="GraphedEncoder")
 

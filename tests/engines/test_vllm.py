@@ -47,7 +47,7 @@ from varlen_graphs.engines.vllm.attention import VarlenAttention
 from varlen_graphs.engines.vllm.graphed import graph_towers
 from varlen_graphs.engines.vllm.registration import register_attention
 from varlen_graphs.engines.vllm.settings import read_settings
-from varlen_graphs.verify.proof import Prover
+from varlen_graphs.serving import assemble
 
 TOLERANCE = 1e-5
 GRIDS = (
@@ -287,7 +287,7 @@ def test_memory_that_is_short_in_a_capture_ends_no_engine(tmp_path, monkeypatch)
     def fail(*_, **__):
         raise torch.OutOfMemoryError("no room")
 
-    monkeypatch.setattr(Prover, "__call__", fail)
+    monkeypatch.setattr(assemble, "check_graphs", fail)
     with messages() as found:
         model = worker_of(write_llava(tmp_path), {"backend": "tape"}, model_impl="transformers")
     assert not vg.encoders(model) or not replays(model)

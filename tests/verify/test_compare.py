@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from tests.support.encoders import attention_spec
 from varlen_graphs.layout.items import Layout
+from varlen_graphs.spec.call import Call
 from varlen_graphs.spec.outputs import flatten
-from varlen_graphs.verify.compare import ONE_ROW, Expected
+from varlen_graphs.verify.compare import ONE_ROW, Example
 
 DECLARED = attention_spec().declared
 
@@ -20,8 +21,8 @@ def layout_of(rows):
 
 
 def differences(output, expected, rows):
-    layout, parts = layout_of(rows), flatten(output, DECLARED)
-    return [one.error for one in Expected(expected, layout).differences(parts, layout, range(len(rows)))]
+    call = Call(expected, {}, {}, (), {}, None, layout_of(rows))
+    return [one.error for one in Example(call, expected).differences(flatten(output, DECLARED))]
 
 
 def defined(output, expected, rows):

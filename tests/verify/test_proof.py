@@ -250,7 +250,7 @@ def test_a_module_whose_made_up_calls_all_fail_is_not_trusted():
 
     spec = vg.BufferSpec("x", vg.Lengths(), [vg.HostBuffer("only", fails, (1,), torch.float32)])
     encoder = vg.GraphedEncoder(nn.Identity(), [64], spec, backend="tape", forward=lambda module, x, only: x + only)
-    with pytest.warns(UserWarning, match="could not be proven, because made-up calls fail: never seen"):
+    with pytest.warns(UserWarning, match="could not be proven, because synthetic calls fail: never seen"):
         encoder(rows_for([7]), lengths=[7])
     assert encoder.stats.eager == {REFUSED: 1}
 

@@ -51,8 +51,8 @@ Size = tuple[Key, Budget]
 """The size at which a call runs eager, and the key of the graphs that it uses."""
 
 
-Prove = Callable[[GraphSet, "CaptureInputs", Sequence[Budget], StateCheck], None]
-"""Replays new graphs of these budgets, compares them with eager runs on a shadow, and refuses those that are wrong."""
+Prove = Callable[[GraphSet, "CaptureInputs", Sequence[Budget], StateCheck, Call | None], None]
+"""Compares new graphs of these budgets with eager runs on a shadow, on rows of a call, and refuses wrong ones."""
 
 
 class CaptureInputs(NamedTuple):
@@ -180,7 +180,7 @@ class Capturer:
                         self.seconds["torch.compile took of that"] = seconds
                 if self.prove is not None:
                     start = time.perf_counter()
-                    self.prove(graphs, inputs, [budget for budget in budgets if budget in graphs], check)
+                    self.prove(graphs, inputs, [budget for budget in budgets if budget in graphs], check, call)
                     self._count_seconds("proven in", start)
             if graphs.timed:
                 self._time(graphs, [budget for budget in budgets if budget in graphs], check.forward, statics, is_first)

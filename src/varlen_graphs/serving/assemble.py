@@ -28,10 +28,10 @@ from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.checks import check_budgets
 from varlen_graphs.spec.signature import Off, Signature
 from varlen_graphs.stats import Stats
-from varlen_graphs.verify.claim import check_claim
+from varlen_graphs.verify.capture_check import check_graphs
+from varlen_graphs.verify.eager_checks import check_claim
 from varlen_graphs.verify.in_service import InService
 from varlen_graphs.verify.options import Verify
-from varlen_graphs.verify.proof import Prover
 
 
 def check_options(
@@ -89,7 +89,6 @@ def assemble(
         runs.verdict.proven = {}
         if forward is not None and spec.declared_by == "user":
             runs.check_claim = partial(check_claim, runs, verify.tolerance)
-        store.capturer.prove = Prover(runs, mode, pool, enabled, verify)
 
     layouts = layouts if isinstance(layouts, GpuLayouts) else GpuLayouts(layouts)
     wanted = Wanted(store, stats, capture)
@@ -98,6 +97,7 @@ def assemble(
     verification = InService(verify) if verify.prove or verify.calls else None
     executor = Executor(signature, mode, router, store, stats, layouts=layouts, verification=verification)
     executor.exact = wanted.exact
+    store.capturer.prove = partial(check_graphs, executor, verify) if verify.prove else None
     identity = capture.compile, method, getattr(forward, "__qualname__", None)
     warm_start = WarmStart(executor, identity, capture)
     warm_start.load()

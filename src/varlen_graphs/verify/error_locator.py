@@ -1,7 +1,6 @@
 """Locate the cause of a wrong replay by rerunning its forward eagerly."""
 
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -13,10 +12,11 @@ from varlen_graphs.routing.packing import Pack
 from varlen_graphs.spec.call import Call
 from varlen_graphs.spec.outputs import clear_gaps, flatten
 from varlen_graphs.spec.part import part_of
-from varlen_graphs.verify.compare import Expected, close, equal
+from varlen_graphs.verify.compare import Example, close, equal
 from varlen_graphs.verify.mixing import Inputs, explain_together
 from varlen_graphs.verify.operations import DifferingOperation, Run, Same, first_difference
 from varlen_graphs.verify.wrong_buffers import wrong_buffers
+from varlen_graphs.watch.made_up_run import run_made_up
 
 FROZEN = (
     "An eager run of the same code on the same padded memory gives the right output, so the graph holds a value that "
@@ -74,26 +74,35 @@ class ErrorLocator:
             arena.load_rows(call, spans, budget)
             self._padded.append((own.clone(), {name: tensor.clone() for name, tensor in given.items()}))
         arena.keeps_padding = False
-        self._active = part_of(self._forward.spec, call, self._part, spans)
+        self._items = pack.items
+        self._active = replace(part_of(self._forward.spec, call, self._part, spans), padded=())
         own_batch = (len(self._part), self._part.length)
         self._batches = (own_batch, (budget.items, budget.max_seqlen)) if self._part.length else None
 
-    def explain_error(self, expected: Expected, items: Sequence[int], limit: float) -> str:
-        """Explain why a replay of these items differs from the expected output by more than `limit`."""
+    def check_indices(self) -> None:
+        """Run at the budget over rows of `filling`, where indices behind the last item may be out of range. Syncs.
+
+        Raises:
+            Exception: One is, which in a replay would end the use of CUDA in the process.
+        """
+        run_made_up(partial(self._at_budget, 0), self._call.rows.device)
+
+    def explain_error(self, example: Example, limit: float) -> str:
+        """Explain why the replay differs from the expected output of the call by more than `limit`."""
 
         def is_right(output: Any, clear: bool) -> bool:
             parts = flatten(output, self._forward.spec.declared)
             if clear:
                 clear_gaps(parts, self._table)
-            return expected.furthest(parts, self._part, items).error <= limit
+            return example.furthest(parts, self._active, self._items).error <= limit
 
         if is_right(self._at_budget(1), clear=True):
             on_tape = self._call.rows.device.type == "cpu"
             kernels = KERNELS if on_tape and "triton" in sys.modules else ""
             return f"{FROZEN} {self._forward.spec.advice(FROM_ITEMS, REPORT)}\n{kernels}".rstrip()
         if not is_right(self._exact(), clear=False):
-            whole = [*items] == [*range(self._call.items)]
-            named = wrong_buffers(self._forward, self._call, expected, limit) if whole else ""
+            whole = [*self._items] == [*range(self._call.items)]
+            named = wrong_buffers(self._forward, example, limit) if whole else ""
             return f"{DECLARED} {named}".rstrip()
         at_budget, same = partial(self._at_budget, 1), partial(close, limit=limit)
         found = self._changed_by_padding() or self._first_difference(self._exact, at_budget, same)
@@ -152,4 +161,4 @@ class ErrorLocator:
         return self._forward.run(arguments)
 
     def _exact(self) -> Any:
-        return self._forward.exact(replace(self._active, padded=()))
+        return self._forward.exact(self._active)

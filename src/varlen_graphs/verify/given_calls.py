@@ -1,16 +1,57 @@
-"""Verification of calls that the user gives."""
+"""Verify on a user's calls that graphs return what the module returns, whatever padding and the pool hold."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from varlen_graphs.errors import InputError
+import torch
+
+from varlen_graphs.errors import InputError, VerificationError, counted
+from varlen_graphs.graphs.forward import Forward
+from varlen_graphs.graphs.graph_set import GraphSet
+from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.values import quoted
+from varlen_graphs.routing.packing import Pack
 from varlen_graphs.serving.execute import Executor
 from varlen_graphs.spec.call import Call
 from varlen_graphs.spec.reading import read_layout
+from varlen_graphs.verify.compare import Example, few
+from varlen_graphs.verify.disagreement import Replays
+from varlen_graphs.verify.error_locator import STATE
 from varlen_graphs.verify.examples import with_other_rows
 from varlen_graphs.verify.options import check_tolerance
-from varlen_graphs.verify.verifier import Verified, Verifier
+from varlen_graphs.watch.shadow import Shadow
+
+Packs = Sequence[Pack]
+
+
+@dataclass(frozen=True)
+class Verified:
+    """Result of a successful `GraphedEncoder.verify`.
+
+    Attributes:
+        calls: Number of calls that were replayed.
+        budgets: Budgets that they were replayed in.
+        unchecked: Enabled budgets that none of the calls fits as a whole.
+        error: Largest error of any item, in any tensor of the output: relative L2.
+        tolerance: Largest error allowed.
+        against: The references that replays were compared with, in words: the module itself, or an eager run of the
+            declared forward for calls that the module does not take.
+    """
+
+    calls: int
+    budgets: tuple[Budget, ...]
+    unchecked: tuple[Budget, ...]
+    error: float
+    tolerance: float
+    against: tuple[str, ...]
+
+    def __str__(self) -> str:
+        unchecked = f" ({len(self.unchecked)} unchecked)" if self.unchecked else ""
+        return (
+            f"{counted(self.calls, 'call')} verified in {counted(len(self.budgets), 'budget')}{unchecked}: largest "
+            f"error {self.error:.1e}, tolerance {self.tolerance:.0e}; compared with {'; and with '.join(self.against)}"
+        )
 
 
 def verify_calls(executor: Executor, calls: Iterable[Mapping[str, Any]], tolerance: float | None) -> Verified:
@@ -25,13 +66,37 @@ def verify_calls(executor: Executor, calls: Iterable[Mapping[str, Any]], toleran
         raise InputError(f"verify came with a {odd[0]} as a call: expected a dict of its arguments by name")
     if not calls:
         raise InputError("there are no calls to verify: expected at least one, as a dict of its arguments")
-    pairs = [(_bind(executor, one), _bind(executor, with_other_rows(one, executor.spec))) for one in calls]
-    store = executor.store
+    store, spec = executor.store, executor.spec
+    pairs = [(_bind(executor, one), _bind(executor, with_other_rows(one, spec))) for one in calls]
     for one, _ in pairs:  # first, because a memory limit may leave fewer budgets
         with executor.pool.exclusive(), executor.pool.order:
             if store.budgets.enabled:
                 store.capture(store.inputs(one))
-    return Verifier(executor, tolerance, pairs).verify()
+    pairs.sort(key=lambda pair: read_layout(spec, pair[0]).size)
+    forward = executor.forward.on(Shadow(executor.forward.module))
+    with torch.no_grad(), executor.pool.exclusive(), executor.pool.order:
+        store.check_memory()
+        replays = Replays(executor, forward, tolerance, pairs[-1][0].rows.device, strict=True)
+        checked, against = set[Budget](), dict[str, None]()  # in the order of the calls
+        ways_of = [_ways(executor, call) for call, _ in pairs]
+        for (call, other), ways in zip(pairs, ways_of, strict=True):
+            own, other_rows = _example(forward, call), _example(forward, other)
+            largest = pairs[-1][1]
+            filling = largest if largest.rows.shape[1:] == call.rows.shape[1:] else call
+            for graphs, packs in ways:
+                if ways[0] == (graphs, packs):
+                    _check_repeats(forward, own, replays, graphs, packs)
+                orders = [read_layout(spec, call).groups]
+                for example, groups in ((own, orders), (other_rows, [])):
+                    wrong = replays.disagreement(graphs, packs, example, groups, filling)
+                    if wrong is not None:
+                        raise VerificationError(wrong)
+                checked.update(pack.budget for pack in packs if pack.budget is not None)
+            against |= dict.fromkeys([own.against, other_rows.against])
+        store.check_memory()
+    unchecked = store.budgets.costs.replays.keys() - checked
+    budgets = tuple(sorted(checked)), tuple(sorted(unchecked))
+    return Verified(len(pairs), *budgets, replays.error, replays.limit, tuple(against))
 
 
 def _bind(executor: Executor, arguments: Mapping[str, Any]) -> Call:
@@ -42,3 +107,51 @@ def _bind(executor: Executor, arguments: Mapping[str, Any]) -> Call:
         raise InputError(f"there is nothing to verify: calls run eager now ({reason})")
     read_layout(executor.spec, call)
     return call
+
+
+def _ways(executor: Executor, call: Call) -> list[tuple[GraphSet, Packs]]:
+    """Return the ways to replay a call: whole in every budget that holds it, and split if its route splits it.
+
+    Raises:
+        InputError: There is none.
+    """
+    store, spec, layout = executor.store, executor.spec, read_layout(executor.spec, call)
+    graphs, costs = store.find(call.key), store.budgets.costs
+    if graphs is None:
+        raise InputError("there is nothing to verify: no graph is left")
+    load, everything = spec.needs.load(layout), range(len(layout))
+    whole = [budget for budget in sorted(costs.replays) if budget.holds(*load)]
+    if failed := [graphs.refused[budget] for budget in whole if budget in graphs.refused]:
+        raise VerificationError(failed[0])
+    ways: list[tuple[GraphSet, Packs]] = [(graphs, [Pack(budget, everything)]) for budget in whole]
+    exact, size = store.capturer.exact, spec.exact_budget(layout)
+    if size not in whole and (own := exact.get((store.key(call.key), size))):
+        ways.append((own, [Pack(size, everything)]))
+    packs = executor.router.route(call, costs, timed=False).packs
+    ways = [(graphs, packs), *ways] if len(packs) > 1 else ways
+    if not ways:
+        raise InputError(f"no budget holds the items {few(layout)}: expected calls that fit one")
+    return ways
+
+
+def _example(forward: Forward, call: Call) -> Example:
+    try:
+        return Example(call, *forward.reference(call))
+    except Exception as error:
+        error.add_note("varlen_graphs ran the module itself with a call to verify; pass calls that it accepts")
+        raise
+
+
+def _check_repeats(forward: Forward, example: Example, replays: Replays, graphs: GraphSet, packs: Packs) -> None:
+    """Check that the module returns the same for a call whenever it is asked."""
+    state = dict([*forward.module.named_parameters(), *forward.module.named_buffers()])
+    versions = {name: tensor._version for name, tensor in state.items() if not tensor.is_inference()}
+    again = forward.reference(example.call).output
+    changed = [name for name, version in versions.items() if state[name]._version != version]
+    if changed:
+        raise VerificationError(
+            f"the module changes {', '.join(changed)} in place, so its output depends on earlier calls; call "
+            "module.eval(), or compute in each call everything that depends on the call"
+        )
+    if example.differs_from(again, replays.replay(graphs, packs, example.call)) > replays.limit:
+        raise VerificationError(STATE)

@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 
 from varlen_graphs.capture.backend import Graph
 from varlen_graphs.errors import LayoutError, VerificationError
-from varlen_graphs.graphs.forward import Forward, Reference
+from varlen_graphs.graphs.forward import Reference
 from varlen_graphs.graphs.graph_set import GraphSet
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.items import Layout
@@ -18,11 +18,10 @@ from varlen_graphs.routing.router import Route
 from varlen_graphs.serving.execute import Executor
 from varlen_graphs.spec.buffer_spec import BufferSpec
 from varlen_graphs.spec.call import Call
-from varlen_graphs.spec.outputs import flatten
+from varlen_graphs.spec.outputs import Parts, flatten
 from varlen_graphs.spec.reading import read_layout
-from varlen_graphs.verify.compare import Difference, Expected, few, limit_of
+from varlen_graphs.verify.compare import Difference, Example, few, limit_of
 from varlen_graphs.verify.options import Verify
-from varlen_graphs.verify.trial import Example
 from varlen_graphs.watch.made_up_run import run_made_up
 from varlen_graphs.watch.shadow import Shadow
 
@@ -83,16 +82,14 @@ class InService:
         own: Reference | None,
     ) -> Any:
         """Return the output if it is right, else the expected one."""
-        forward = executor.forward
+        forward, declared = executor.forward, executor.spec.declared
         try:
             own = run_made_up(partial(forward.reference, call), call.rows.device) if own is None else own
-            expected = Expected(own.output, layout, call.padded, any_integers=True)
-            limit = limit_of(self._options.tolerance, forward, call.rows.device)
-            found = _differences(forward, expected, call, layout, output, limit)
+            example = Example(replace(call), *own, any_integers=True)
+            limit, form = limit_of(self._options.tolerance, forward, call.rows.device), flatten(output, declared)
+            found = _differences(example, form, limit)
             if max(found).error > limit:  # rounding may do that, as in modules that round activations
-                form = flatten(output, forward.spec.declared)
-                example = Example(replace(call), layout, expected, own.against, form, False, False)
-                limit = example.allowed(forward.on(Shadow(forward.module)), limit, form)
+                limit = example.allowed(max(found), limit, forward.on(Shadow(forward.module)), form)
         except LayoutError:  # an item without rows, where only the GPU knows
             return output
         except Exception as error:  # of the module's own code, or the device's memory
@@ -124,9 +121,9 @@ class InService:
         if not wrong:  # here, but not on another rank
             wrong = {pack.budget: str(failure.error) for pack in route.packs if pack.budget is not None}
         exact = forward.on(Shadow(forward.module)).exact(replace(call))
-        forward_is_right = max(_differences(forward, expected, call, layout, exact, limit)).error <= limit
+        forward_is_right = max(_differences(example, flatten(exact, declared), limit)).error <= limit
         self._disable(executor, graphs, wrong, forward_is_right)
-        return expected.output
+        return example.expected
 
     def _count(self, graph: Graph) -> None:
         self._done[graph] = self._done.get(graph, 0) + 1
@@ -158,15 +155,12 @@ def _graphs_of(route: Route, graphs: GraphSet) -> list[Graph]:
     return [graphs[pack.budget] for pack in route.packs if pack.budget is not None]
 
 
-def _differences(
-    forward: Forward, expected: Expected, call: Call, layout: Layout, output: Any, limit: float
-) -> list[Difference]:
+def _differences(example: Example, output: Parts, limit: float) -> list[Difference]:
     """Return the difference of each item; 0 where it is above the limit, but the expected output has the NaN."""
-    parts = flatten(output, forward.spec.declared)
-    found = expected.differences(parts, layout, range(len(layout)), call.padded)
+    found = example.differences(output)
     if all(one.error <= limit for one in found):
         return found
-    nan = expected.nan_items(parts)
+    nan = example.nan_items(output)
     return [one._replace(error=0.0) if one.item in nan else one for one in found]
 
 

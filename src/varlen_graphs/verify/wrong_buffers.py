@@ -12,17 +12,15 @@ from torch.utils._pytree import tree_flatten
 
 from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.layout.values import quoted
-from varlen_graphs.spec.call import Call
 from varlen_graphs.spec.outputs import flatten
-from varlen_graphs.spec.reading import read_layout
-from varlen_graphs.verify.compare import Expected
+from varlen_graphs.verify.compare import Example
 from varlen_graphs.watch.lines import is_user_code
 
 FEW = 9
 """Number of entries of a tensor that a message shows."""
 
 
-def wrong_buffers(forward: Forward, call: Call, expected: Expected, limit: float) -> str:
+def wrong_buffers(forward: Forward, example: Example, limit: float) -> str:
     """Return sentences that name the declared buffers which make the output wrong; empty if that cannot be told.
 
     The module itself runs the call, and the values of its variables that have the name of a buffer are what it should
@@ -30,23 +28,21 @@ def wrong_buffers(forward: Forward, call: Call, expected: Expected, limit: float
 
     Args:
         forward: The forward, which gives a wrong output for the call without padding.
-        call: A call with all of the caller's arguments.
-        expected: The expected output.
+        example: A call with all of the caller's arguments, and the expected output.
         limit: Largest error allowed.
     """
-    names = [buffer.name for buffer in forward.spec.buffers]
+    call, names = example.call, [buffer.name for buffer in forward.spec.buffers]
     if not names or not (call.original and forward.answers_itself(call)):
         return ""
     with suppress(Exception):  # of the module's own code: this is a message about another error
         declared = forward.exact_buffers(call)
         with _variables(names) as seen:
             forward.answer(call)
-        layout = read_layout(forward.spec, call)
         own = {name: value for name in names for value in seen[name] if _form(value) == _form(declared[name])}
 
         def right(values: Mapping[str, Any]) -> bool:
             output = flatten(forward.exact(call, buffers=values), forward.spec.declared)
-            return expected.furthest(output, layout, range(len(layout)), call.padded).error <= limit
+            return example.furthest(output).error <= limit
 
         if own and right(own):
             wrong = [name for name in own if not right({**own, name: declared[name]})]

@@ -1,9 +1,8 @@
-"""Layouts of made-up items, for the proof of new graphs."""
+"""Layouts of synthetic items, for the check of new graphs."""
 
 import math
 from collections.abc import Iterator, Sequence
 
-from varlen_graphs.buffers import AttentionMask
 from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.layout.items import Layout
 from varlen_graphs.layout.samples import sample_item
@@ -42,9 +41,9 @@ RICH: Sequence[Sizes] = [
 """Items larger than windows and tiles; the sides of the first are even, those of the second are divisible by 6."""
 
 ODD = {5: 9, 40: 15}
-"""Rows of two items in `CROWD`."""
+"""Rows of two items in `MANY`."""
 
-CROWD: Sizes = [(1, ODD.get(at, (8, 24, 16, 16)[at % 4])) for at in range(65)]
+MANY: Sizes = [(1, ODD.get(at, (8, 24, 16, 16)[at % 4])) for at in range(65)]
 """More items than a module may have in mind that treats them in groups, or as one from some number on.
 
 They have 1,024 rows, so that modules run which see all rows in groups, and two of them odd numbers, which shows that.
@@ -60,7 +59,7 @@ ENTERED = 8
 """Rows of the shortest item above that has entries in all outputs."""
 
 FEW_ITEMS = 16
-"""Inputs that a batch of the proof has at least: modules may see those of a batch in groups of 8 or 16."""
+"""Inputs that a batch of the check has at least: modules may see those of a batch in groups of 8 or 16."""
 
 UNEVEN: Sizes = [(1, (8, 24, 12, 16)[at % 4]) for at in range(11)]
 """Items that differ in magnitude: neither they nor a third of them have a round number of rows, as budgets have."""
@@ -69,7 +68,7 @@ FEW_ROWS = 512
 """Largest budget in rows for which an eager run of twice its rows is cheap."""
 
 
-def small_layouts(spec: BufferSpec, budget: Budget) -> Iterator[Layout]:
+def small(spec: BufferSpec, budget: Budget) -> Iterator[Layout]:
     """Yield layouts of a few small items that leave padding in a budget, then any that it holds."""
     layouts = [_layout(spec, sizes) for sizes in SMALL]
     fitting = [layout for layout in layouts if _fits(spec, layout, budget)]
@@ -78,15 +77,15 @@ def small_layouts(spec: BufferSpec, budget: Budget) -> Iterator[Layout]:
     yield spec.sample(budget)
 
 
-def mixed_layouts(spec: BufferSpec, budget: Budget) -> Iterator[Layout]:
+def mixed(spec: BufferSpec, budget: Budget) -> Iterator[Layout]:
     """Yield layouts of several kinds of items that a budget holds, the richest first."""
     for sizes in (RICH[0], *MIXED):
         if spec.layout.has_frames or all(frames == 1 for frames, _ in sizes):
             yield from (layout for layout in _varied(spec, sizes) if _fits(spec, layout, budget))
-    yield from small_layouts(spec, budget)
+    yield from small(spec, budget)
 
 
-def rich_layouts(spec: BufferSpec, largest: Budget) -> Iterator[Layout]:
+def rich(spec: BufferSpec, largest: Budget) -> Iterator[Layout]:
     """Yield layouts that no budget needs to hold, of several items each, the richest first.
 
     The others have more rows than the largest budget has if these are few. A batch is as large as its largest budget.
@@ -98,7 +97,7 @@ def rich_layouts(spec: BufferSpec, largest: Budget) -> Iterator[Layout]:
         yield from _varied(spec, sizes if spec.layout.has_frames else [(1, rows) for _, rows in sizes])
 
 
-def crowded_layouts(spec: BufferSpec) -> Iterator[Layout]:
+def many_items(spec: BufferSpec) -> Iterator[Layout]:
     """Yield layouts of many small items, of all lengths if the module takes them; none where each item is one row.
 
     A module may see all rows in groups of some size: one of the numbers of rows is a multiple of that.
@@ -109,15 +108,15 @@ def crowded_layouts(spec: BufferSpec) -> Iterator[Layout]:
             if not spec.layout.padded:
                 for rows in range(1, 33):
                     yield _layout(spec, [*LENGTHS, (1, rows)])
-        yield from _varied(spec, CROWD)
+        yield from _varied(spec, MANY)
 
 
-def uneven_layouts(spec: BufferSpec) -> Iterator[Layout]:
+def uneven(spec: BufferSpec) -> Iterator[Layout]:
     """Yield a layout of items whose rows are to differ in magnitude."""
     yield _layout(spec, [(1, 1)] * len(UNEVEN) if spec.layout.one_row else UNEVEN)
 
 
-def single_layouts(spec: BufferSpec, largest: Budget) -> Iterator[Layout]:
+def single(spec: BufferSpec, largest: Budget) -> Iterator[Layout]:
     """Yield single items of successive lengths, the longest first: errors in the number of entries may repeat by 16."""
     unit = spec.row_multiple
     longest = largest.max_seqlen // unit
@@ -126,18 +125,18 @@ def single_layouts(spec: BufferSpec, largest: Budget) -> Iterator[Layout]:
     yield from (layout for layout in reversed(layouts) if _fits(spec, layout, largest))
 
 
-def even_layouts(spec: BufferSpec) -> Iterator[Layout]:
+def even(spec: BufferSpec) -> Iterator[Layout]:
     """Yield layouts of items of one size, which fill a padded batch."""
     yield from _varied(spec, [(1, 1 if spec.layout.one_row else 24)] * 3)
 
 
-def edge_layouts(spec: BufferSpec, budget: Budget) -> Iterator[Layout]:
+def edges(spec: BufferSpec, budget: Budget) -> Iterator[Layout]:
     """Yield layouts of few items and rows that a budget holds."""
     layouts = [_layout(spec, sizes) for sizes in EDGES]
     yield from (layout for layout in dict.fromkeys(layouts) if _fits(spec, layout, budget))
 
 
-def full_layouts(spec: BufferSpec, budget: Budget) -> Iterator[Layout]:
+def full(spec: BufferSpec, budget: Budget) -> Iterator[Layout]:
     """Yield layouts of all items, rows or segments of a budget.
 
     Each of these is used up alone and with the others, because what lies behind the last one differs. Also one of more
@@ -177,10 +176,10 @@ def _all_segments(spec: BufferSpec, budget: Budget) -> Iterator[Sizes]:
         yield [(segments, unit)]
 
 
-def longest_layouts(spec: BufferSpec, budget: Budget) -> Iterator[Layout]:
-    """Yield one item as long as a budget holds if attention masks are declared: short ones show no window."""
+def longest(spec: BufferSpec, budget: Budget) -> Iterator[Layout]:
+    """Yield one item as long as a budget holds."""
     layout = _layout(spec, [(1, budget.max_seqlen // spec.row_multiple * spec.row_multiple)])
-    if any(isinstance(buffer, AttentionMask) for buffer in spec.buffers) and _fits(spec, layout, budget):
+    if _fits(spec, layout, budget):
         yield layout
 
 

@@ -1,4 +1,4 @@
-"""The part of the proof that needs no graph: the declared forward, run eager on items that no budget needs to hold."""
+"""Checks that need no graph: the declared forward, run eager, compared with the module itself."""
 
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext, suppress
@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from varlen_graphs.capture.agreement import Failure
 from varlen_graphs.errors import SpecError, VerificationError
 from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.kernels.operator import references
@@ -19,11 +18,12 @@ from varlen_graphs.spec.declared_outputs import extents
 from varlen_graphs.spec.entries import CountedEntries
 from varlen_graphs.spec.outputs import flatten
 from varlen_graphs.spec.reading import read_layout
-from varlen_graphs.verify.compare import Expected, few
+from varlen_graphs.verify.compare import Example, few, limit_of
+from varlen_graphs.verify.disagreement import TOGETHER
 from varlen_graphs.verify.error_locator import DECLARED
 from varlen_graphs.verify.examples import permuted
 from varlen_graphs.verify.mixing import Inputs, explain_together
-from varlen_graphs.verify.trial import TOGETHER, Example
+from varlen_graphs.verify.samples import SampleRun
 from varlen_graphs.verify.wrong_buffers import wrong_buffers
 from varlen_graphs.watch.made_up_run import run_made_up
 
@@ -45,56 +45,84 @@ APART = 4
 """Ratio to the tolerance of what runs of other sizes may differ by: matrix products round differently."""
 
 
-def evidence_of(failure: Failure | None) -> str | None:
-    """Return the evidence against a declaration that a failure is, or `None`.
+def check_claim(forward: Forward, tolerance: float | None, call: Call, own: object) -> None:
+    """Check that the declared forward, run eager, returns what the module itself returned for a caller's call. Syncs.
+
+    A module that draws random numbers, or a declared forward that cannot run this call, shows nothing.
 
     Raises:
-        SpecError: The failure says that the declaration does not match the module.
+        SpecError: It returns something else. Only the caller knows which of the two is right.
     """
-    if failure is not None and isinstance(failure.error, SpecError):
-        raise failure.error
-    return str(failure.error) if failure is not None and isinstance(failure.error, VerificationError) else None
+    layout, limit = read_layout(forward.spec, call), limit_of(tolerance, forward, call.rows.device)
+    example = Example(call, own)
+    try:
+        output = flatten(forward.exact(call), forward.spec.declared)
+    except SpecError:
+        raise
+    except Exception:  # of the caller's own code, for a call that the module itself takes
+        return
+    found = example.furthest(output)
+    if found.error <= example.allowed(found, limit, forward, output):
+        return
+    if example.differs_from(forward.answer(call), output) > limit:
+        return  # the module draws random numbers
+    name = f"{type(forward.module).__name__}.{forward.method}"
+    named = "".join(f"\n{wrong}" for wrong in [wrong_buffers(forward, example, limit)] if wrong)
+    raise SpecError(
+        f"forward={getattr(forward.function, '__qualname__', forward.function)!r} computes something other than "
+        f"{name}, in whose place it runs: {found.where} differs by {found.error:.1e} (tolerance {limit:.0e}), in a "
+        f"call of items {few(layout)}. Expected the same outputs.{named}\nIf it is to compute what another method of "
+        "the module does, name that one: GraphedEncoder(..., method='forward_features') runs it, and graphs are proven "
+        "against it. If the module itself is right, add declared_by='recipe' to the declaration; if nothing in the "
+        "module computes this, verify=vg.Verify(prove=False)"
+    )
 
 
-def check_eager(forward: Forward, example: Example, limit: float, parts: Sequence[Sequence[range]] = ()) -> None:
+def check_eager(forward: Forward, limit: float, sample: SampleRun, parts: Sequence[Sequence[range]] = ()) -> None:
     """Check that the declared forward gives the expected output, and some groups of items what they get alone.
 
     Args:
         forward: The forward.
-        example: Items, and the expected output.
         limit: Largest error allowed.
+        sample: Items, and the expected output.
         parts: What runs alone, in groups of items. By default each of the last two groups.
 
     Raises:
         VerificationError: It does not; the message says where.
         SpecError: The same, where entries may be counted wrongly and nothing else can answer calls.
     """
-    call, layout, expected, against, output, by_references, _ = example
-    found = expected.furthest(output, layout, range(len(layout)), call.padded)
-    if found.error > limit and found.error > example.allowed(forward, limit, output):
-        what = f"{found.where} differs by {found.error:.1e} from {against} (tolerance {limit:.0e})"
-        named = wrong_buffers(forward, call, expected, limit)
+    example, output, by_references, _ = sample
+    call, layout, spec = example.call, example.layout, forward.spec
+    found = example.furthest(output)
+    if found.error > example.allowed(found, limit, forward, output):
+        what = f"{found.where} differs by {found.error:.1e} from {example.against} (tolerance {limit:.0e})"
+        named = wrong_buffers(forward, example, limit)
         raise VerificationError(f"wrong for items {few(layout)}: {what}\n{DECLARED} {named}".rstrip())
-    together = Expected(output.rebuild(output.tensors), layout, call.padded)
+    together = Example(call, output.rebuild(output.tensors))
     for part in parts or [[group] for group in layout.groups[-2:]]:
-        order, alone = permuted(forward.spec, call, layout, part)
-        own = read_layout(forward.spec, alone)
+        order, alone = permuted(spec, call, layout, part)
+        own = read_layout(spec, alone)
         try:
             with references() if by_references else nullcontext():
-                parts = run_made_up(partial(forward.exact, alone), call.rows.device)
+                result = run_made_up(partial(forward.exact, alone), call.rows.device)
         except Exception as error:
-            if forward.spec.counts_rows and min(own.rows) >= forward.spec.shortest:
+            if spec.counts_rows and min(own.rows) >= spec.shortest:
                 raise _miscounted(forward, alone, own, error) from error
-            if forward.spec.layout.padded or isinstance(error, SpecError | torch.OutOfMemoryError):
+            if spec.layout.padded or isinstance(error, SpecError | torch.OutOfMemoryError):
                 raise
             raise VerificationError(f"wrong for items {few(own)}: alone, they raise {error!r}\n{SOME_ROWS}") from error
-        found = together.furthest(flatten(parts, forward.spec.declared), own, order, call.padded)
+        found = together.furthest(flatten(result, spec.declared), alone, order)
         if found.error > APART * limit:
             what = f"alone, {found.where} differs by {found.error:.1e}"
-            counts = any(isinstance(extent, CountedEntries) for extent in extents(forward.spec.declared))
+            counts = any(isinstance(extent, CountedEntries) for extent in extents(spec.declared))
             kind = _kind(forward, call) if counts else VerificationError
             why = f"{TOGETHER} {COUNTED}" if counts else TOGETHER
             raise kind(f"wrong for items {few(layout)}: {what}\n{why}\n{_mixing(forward, call, layout)}".rstrip())
+
+
+def check_in_parts(forward: Forward, limit: float, sample: SampleRun) -> None:
+    """Check the same for two parts of the items, see `check_eager`."""
+    check_eager(forward, limit, sample, _in_two(sample.example.layout, forward.spec.row_multiple))
 
 
 def _mixing(forward: Forward, call: Call, layout: Layout) -> str:
@@ -110,7 +138,7 @@ def _mixing(forward: Forward, call: Call, layout: Layout) -> str:
     return ""
 
 
-def in_two(layout: Layout, unit: int = 1) -> list[list[range]]:
+def _in_two(layout: Layout, unit: int) -> list[list[range]]:
     """Return the groups of items in two parts, which are no halves: their numbers have few divisors in common.
 
     If possible, the units of rows of the first part are no multiple of any small number: a module may see all rows in
@@ -154,27 +182,26 @@ def _kind(forward: Forward, call: Call) -> type[Exception]:
     return VerificationError if forward.answers_itself(call) else SpecError
 
 
-def check_left_out(forward: Forward, example: Example, limit: float) -> None:
+def check_left_out(forward: Forward, limit: float, sample: SampleRun) -> None:
     """Check that calls without the arguments that they may leave out get what the module itself makes of such calls.
 
     Raises:
         VerificationError: They do not; the message names the arguments.
     """
-    call = forward.leaving_out(example.call)
+    given = sample.example.call
+    call = forward.leaving_out(given)
     if call.beyond or not (forward.is_module or forward.answers_itself(call)):
         return
-    device = call.rows.device
     try:
-        own = run_made_up(partial(forward.without, call), device)
+        own = run_made_up(partial(forward.without, call), call.rows.device)
     except Exception:  # it needs what the encoder adds
         return
-    output = run_made_up(partial(forward.exact, call), device)
-    layout = read_layout(forward.spec, call)
-    expected = Expected(own, layout, call.padded)
-    found = expected.furthest(flatten(output, forward.spec.declared), layout, range(len(layout)), call.padded)
+    output = run_made_up(partial(forward.exact, call), call.rows.device)
+    read_layout(forward.spec, call)
+    found = Example(call, own).furthest(flatten(output, forward.spec.declared))
     if found.error > limit:
         forward.verdict.differs_without = True
-        names = ", ".join(map(repr, sorted(example.call.original.keys() - call.original.keys())))
+        names = ", ".join(map(repr, sorted(given.original.keys() - call.original.keys())))
         raise VerificationError(
             f"wrong for calls that leave {names} out: {found.where} differs by {found.error:.1e} from the module "
             f"itself (tolerance {limit:.0e}), for which the defaults mean something else. Declare defaults that mean "

@@ -47,14 +47,29 @@ def test_a_module_of_positive_numbers_is_proven_on_them(centred):
     assert encoder.stats.eager == ({REFUSED: 3} if centred else {})
 
 
-def test_a_module_that_returns_nan_for_all_made_up_rows_is_not_trusted():
-    class Far(nn.Module):
-        def forward(self, x):
-            return (x - 100).sqrt()
+class Far(nn.Module):
+    """Gives NaN for all numbers below 100."""
 
+    def __init__(self):
+        super().__init__()
+        self.least = nn.Parameter(torch.tensor(100.0))
+
+    def forward(self, x):
+        return (x - self.least).sqrt()
+
+
+def test_a_module_that_returns_nan_for_all_synthetic_rows_is_not_trusted():
     encoder, rows = encoder_of(Far()), torch.rand(9, 8) + 100
-    with pytest.warns(UserWarning, match="all floating outputs are NaN for all made-up rows"):
-        assert torch.equal(encoder(rows, lengths=[9]), (rows - 100).sqrt())
+    with pytest.warns(UserWarning, match="all floating outputs are NaN for all synthetic rows"):
+        encoder.capture()
+    assert torch.equal(encoder(rows, lengths=[9]), (rows - 100).sqrt())
+    assert encoder.stats.eager == {REFUSED: 1}
+
+
+def test_rows_of_the_first_call_are_taken_where_no_others_show_anything():
+    encoder, rows = encoder_of(Far()), torch.rand(9, 8) + 200
+    assert torch.equal(encoder(rows, lengths=[9]), (rows - 100).sqrt())
+    assert encoder.stats.replays.total() == 1
 
 
 def test_outputs_that_are_nan_by_design_are_no_reason_to_refuse_others():

@@ -1,0 +1,166 @@
+"""Examples where no call brought one: synthetic calls, with what the module itself gives for them."""
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
+from typing import Any, NamedTuple
+
+from varlen_graphs.errors import VerificationError, counted
+from varlen_graphs.graphs.capturer import CaptureInputs
+from varlen_graphs.graphs.forward import DECLARATION, MODULE, Forward
+from varlen_graphs.graphs.output_form import check_constants
+from varlen_graphs.kernels.operator import references
+from varlen_graphs.layout.items import Layout
+from varlen_graphs.spec.call import Call
+from varlen_graphs.spec.outputs import Parts, flatten
+from varlen_graphs.spec.reading import read_layout
+from varlen_graphs.verify.compare import MOST_NAN, Example, nan_shares
+from varlen_graphs.verify.synthetic_calls import Kind, SyntheticCalls
+from varlen_graphs.watch.made_up_run import MadeUpRun, run_made_up
+
+BLIND = (
+    "all floating outputs are NaN for all synthetic rows, which shows nothing; capture with a call of yours, "
+    "encoder.capture(call), or pass verify=vg.Verify(prove=False), and verify graphs with encoder.verify(calls)"
+)
+
+MOST_SECONDS = 3.0
+"""Seconds that an eager run may take which shows what the replays of graphs do not; there are up to twenty."""
+
+
+class _NanError(VerificationError):
+    """Raised if a module returns nothing but NaN for synthetic rows."""
+
+
+class SampleRun(NamedTuple):
+    """An example that no caller brought.
+
+    Attributes:
+        example: The example.
+        output: The output of the declared forward, run eager without padding.
+        by_references: True if the references of kernels computed that.
+        has_indices: True on a GPU if some operator took indices there.
+    """
+
+    example: Example
+    output: Parts
+    by_references: bool
+    has_indices: bool
+
+
+class Samples:
+    """Makes examples of items that a module takes.
+
+    Args:
+        forward: The forward over a shadow of the module.
+        inputs: The static arguments, the shape of rows, and the device.
+        call: The call to take rows from; `None` if there is none.
+        constants: The Python values that graphs return.
+
+    Attributes:
+        calls: Makes the calls.
+        known: Samples by their items, of plain kind.
+        seconds_per_row: Time of a run, at least; 0 before there is any.
+    """
+
+    def __init__(self, forward: Forward, inputs: CaptureInputs, call: Call | None, constants: Sequence[Any]) -> None:
+        self._forward = forward
+        self._constants = constants
+        self.calls = SyntheticCalls(forward, inputs, call)
+        self.known: dict[Layout, SampleRun] = {}
+        self.seconds_per_row = 0.0
+        self._runs = False  # True once the module took some numbers
+
+    def first(
+        self, layouts: Iterable[Layout], kind: Kind = "plain", by_module: bool = False, itself: bool = True
+    ) -> SampleRun:
+        """Return a call of the first items that the declared forward takes; `by_module` of the first that both take.
+
+        With rows so that the output is not NaN, if that can be: any NaN equals it.
+
+        Args:
+            layouts: Items, the best first.
+            kind: Kind of rows.
+            by_module: If True, the module itself should take them as well.
+            itself: If False, the declared forward tells what is right, not the module.
+
+        Raises:
+            SpecError: The output holds other Python values than those that graphs return.
+            Exception: The error of the first layout, if the forward takes none.
+        """
+        layouts, error = [*layouts], None
+        declared: SampleRun | None = None
+        blind: SampleRun | None = None  # some output of it is NaN, but not all are
+        known = self.known if kind == "plain" and itself else {}
+        for numbers in [*self.calls.numbers]:
+            for layout in layouts:
+                made = partial(self._run, itself=itself, alone=kind == "uneven")
+                for sample in [known[layout]] if layout in known else map(made, self.calls.of(layout, kind, numbers)):
+                    if isinstance(sample, Exception):
+                        error = error or sample
+                        continue
+                    check_constants(sample.output.constants, self._constants)
+                    worst, best = nan_shares(sample.output.tensors)
+                    if worst > MOST_NAN and layout not in known:
+                        error = error if isinstance(error, _NanError) else _NanError(BLIND)
+                        blind = blind or (sample if best <= MOST_NAN else None)
+                    elif by_module and self._declares(sample.example):
+                        declared = declared or sample
+                    else:
+                        known[layout], self._runs = sample, True
+                        self.calls.numbers.sort(key=lambda one: one != numbers)
+                        return sample
+            if declared is not None or (self._runs and not isinstance(error, _NanError)):
+                break  # what the module refuses is not the numbers
+        if (other := declared or blind) is None:
+            raise error or LookupError("there is no layout to try")
+        known[other.example.layout] = other
+        return other
+
+    def _declares(self, example: Example) -> bool:
+        """Return True if the declared forward gave what the module itself should have given."""
+        return example.against == DECLARATION and self._forward.answers_itself(example.call)
+
+    def affordable(self, layouts: Iterable[Layout], alone: bool) -> tuple[Sequence[Layout], str | None]:
+        """Return the layouts an eager run of which does not take too long, and what the shortest is if none does not.
+
+        Ranks, whose clocks differ, take all.
+        """
+        layouts, rate = [*layouts], self.seconds_per_row if alone else 0.0
+        affordable = [layout for layout in layouts if layout.size * rate <= MOST_SECONDS]
+        if affordable or not layouts:
+            return affordable, None
+        rows = min(layout.size for layout in layouts)
+        return (), f"{counted(rows, 'row')} at a time, an eager run of which takes some {rows * rate:.0f} s"
+
+    def _run(self, call: Call, itself: bool, alone: bool = False) -> SampleRun | Exception:
+        """Return a call with the output of the module itself, or of the forward if it cannot run with these arguments.
+
+        Without `itself`, of the forward in any case: with the references of all kernels, unless nothing but the forward
+        is compared with it `alone`.
+
+        The forward runs in any case: what it refuses eager, no graph may do. Returns the error of the module, or of a
+        function in the declaration.
+        """
+        try:
+            layout, spec, example = read_layout(self._forward.spec, call), self._forward.spec, None
+            run = partial(run_made_up, device=call.rows.device, mode=(mode := MadeUpRun()))
+            if itself and self._forward.answers_itself(call):
+                with suppress(Exception), self._timed(layout.size):  # it may need more than these arguments
+                    example = Example(call, run(partial(self._forward.answer, call)), MODULE)
+            by_references = example is None and not alone
+            with references() if by_references else nullcontext(), self._timed(layout.size):
+                output = run(partial(self._forward.exact, call))
+            against = MODULE if self._forward.is_module else DECLARATION
+            example = example or Example(call, output, against)
+            return SampleRun(example, flatten(output, spec.declared), by_references, mode.has_indices)
+        except Exception as error:
+            return error
+
+    @contextmanager
+    def _timed(self, rows: int) -> Iterator[None]:
+        """Note how long a run of so many rows takes."""
+        start = time.perf_counter()
+        yield
+        own = (time.perf_counter() - start) / rows
+        self.seconds_per_row = min(own, self.seconds_per_row or own)
