@@ -52,7 +52,9 @@ def main() -> None:
     tower = ways.make_tower("8b", torch.bfloat16)
     calls = {name: ways.make_call(layout) for name, layout in INPUTS.items()}
     encoder = vg.recipes.qwen3_vl(
-        tower, sorted({budget_rows(call) for call in calls.values()}), layouts=vg.GpuLayouts(min_segment_rows=64)
+        tower,
+        sorted({budget_rows(call) for call in calls.values()}),
+        layouts=vg.options.GpuLayouts(min_segment_rows=64),
     )
     result: dict[str, Any] = {**about, "dtype": "bfloat16", "tower": "8b", "rows": []}
     for name, call in calls.items():

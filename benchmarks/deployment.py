@@ -167,7 +167,7 @@ def free_bytes(small: bool) -> int:
 def service(shared: bool, small: bool, begun: float) -> dict[str, Any]:
     """Start the models of a service in this process, which began at a time, and return what it took."""
     start = time.time()
-    pool = vg.Pool() if shared else None
+    pool = vg.options.Pool() if shared else None
     built = {name: build(model, small) for name, model in MODELS.items()}
     synchronize(small)
     weights, free = time.time() - start, free_bytes(small)

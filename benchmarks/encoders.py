@@ -10,7 +10,7 @@ lognormal lengths of 40 tokens on average; their batches come padded, with a mas
 - *exact*: eager captured at the exact shape, the replay alone. Where that fails, the reason stands in its place.
 - *padded*: of texts, graphs of padded batches, with a mask computed in the graph.
 - *wrapped*: `vg.wrap(model)` with the default budgets. Of these and of *padded*, those are captured that calls need.
-- *fused*: of the largest batch of texts of most models, the same with `capture=vg.Capture(compile=True)`.
+- *fused*: of the largest batch of texts of most models, the same with `capture=vg.options.Capture(compile=True)`.
 
 The milliseconds of one of several calls in a row, where the host is ahead of the GPU, end in `_in_row_ms`.
 """
@@ -172,17 +172,17 @@ def padded_encoder(model: Any) -> vg.GraphedEncoder:
         return model(input_ids, attention_mask=mask)
 
     causal = "Qwen3" in type(model).__name__
-    fields = {"last_hidden_state": vg.Rows()}
+    fields = {"last_hidden_state": vg.outputs.Rows()}
     if getattr(model, "pooler", None) is not None:
-        fields["pooler_output"] = vg.Items()  # type: ignore[assignment]
+        fields["pooler_output"] = vg.outputs.Items()  # type: ignore[assignment]
     spec = vg.BufferSpec(
-        vg.PackedRows("input_ids", shape=(), dtype=torch.int64),
-        vg.PaddedMask("attention_mask"),
-        [vg.AttentionMask("mask", causal=causal, dtype=torch.bool)],
-        vg.Outputs(**fields),
+        vg.inputs.Rows("input_ids", shape=(), dtype=torch.int64),
+        vg.Mask("attention_mask"),
+        [vg.buffers.AttentionMask("mask", causal=causal, dtype=torch.bool)],
+        vg.outputs.Fields(**fields),
     )
-    ladder = vg.PaddedLadder(length=LONGEST, min_length=32)
-    return vg.GraphedEncoder(model, ladder, spec, forward=forward, capture=vg.Capture(lazy=True))
+    ladder = vg.budgets.PaddedLadder(length=LONGEST, min_length=32)
+    return vg.GraphedEncoder(model, ladder, spec, forward=forward, capture=vg.options.Capture(lazy=True))
 
 
 def in_dtype(call: Call, dtype: torch.dtype) -> Call:
@@ -218,8 +218,8 @@ def prepare(name: str) -> Prepared:
     fused = None
     if name in FUSED:
         batch = max(calls)
-        budget = vg.Budget(-(-int(calls[batch]["attention_mask"].sum()) // 128) * 128, items=2 * batch)
-        fused = vg.wrap(copy.deepcopy(model), [budget], capture=vg.Capture(compile=True))
+        budget = vg.budgets.Budget(-(-int(calls[batch]["attention_mask"].sum()) // 128) * 128, items=2 * batch)
+        fused = vg.wrap(copy.deepcopy(model), [budget], capture=vg.options.Capture(compile=True))
         with torch.no_grad():
             fused(**calls[batch])
     return Prepared(name, model, calls, compiled, fused)
@@ -232,7 +232,7 @@ def rows(prepared: Prepared, repeats: int) -> list[dict[str, Any]]:
     """
     name, model, calls, compiled, fused = prepared
     reference = copy.deepcopy(model).float()
-    wrapped = vg.wrap(copy.deepcopy(model), capture=vg.Capture(lazy=True))
+    wrapped = vg.wrap(copy.deepcopy(model), capture=vg.options.Capture(lazy=True))
     encoder = next(iter(vg.encoders(wrapped).values()))
     is_text = MODELS[name].call is texts
     padded = padded_encoder(copy.deepcopy(model)) if is_text and name != "ModernBERT-base" else None

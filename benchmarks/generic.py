@@ -78,7 +78,7 @@ GRIDS = [
     [(1, 4, 8), (1, 8, 4), (1, 20, 4), (1, 12, 12)],
 ]  # fmt: skip
 LENGTHS = [[300, 150], [37], [512], [1, 90, 3, 200], [101, 99, 200]]
-BUDGETS = [vg.Budget(rows, items=4, segments=rows // 4) for rows in (256, 512)]
+BUDGETS = [vg.budgets.Budget(rows, items=4, segments=rows // 4) for rows in (256, 512)]
 
 
 class Row(NamedTuple):
@@ -177,7 +177,7 @@ def try_tower(name: str) -> Row:
     tower = build(name)
     try:
         encoder = vg.recipes.generic(tower, BUDGETS, backend="tape", on_miss="error")
-    except vg.SpecError as error:
+    except vg.errors.SpecError as error:
         return Row(name, "", "", None, shortened(str(error)))
     asks, outputs = inferred(encoder)
     worst = 0.0

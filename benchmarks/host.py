@@ -52,7 +52,7 @@ def images(calls: int, device: str, dtype: torch.dtype, generator: torch.Generat
     """An encoder of images, and calls with lists of sizes."""
     tower = Qwen3VLVisionModel._from_config(Qwen3VLVisionConfig(**SIZES), dtype=dtype).eval().to(device)
     tower.requires_grad_(False)
-    budgets = [vg.Budget(rows, items=2 * IMAGES, segments=rows // 4) for rows in (128, 256, 384, 512)]
+    budgets = [vg.budgets.Budget(rows, items=2 * IMAGES, segments=rows // 4) for rows in (128, 256, 384, 512)]
     encoder = vg.recipes.qwen3_vl(tower, budgets, backend=BACKENDS[device]).capture()
     sides = 2 * torch.randint(1, 4, (calls, IMAGES, 2), generator=generator)
     grids = [[(1, h, w) for h, w in sides_of_call] for sides_of_call in sides.tolist()]
@@ -64,7 +64,7 @@ def texts(calls: int, device: str, dtype: torch.dtype, generator: torch.Generato
     """An encoder of padded batches of texts, and calls with masks on the CPU."""
     sizes = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4, "vocab_size": 512}
     model = BertModel(BertConfig(**sizes)).eval().requires_grad_(False).to(device, dtype)
-    budgets = [vg.Budget(rows, items=2 * IMAGES) for rows in (128, 192, 256)]
+    budgets = [vg.budgets.Budget(rows, items=2 * IMAGES) for rows in (128, 192, 256)]
     encoder = vg.recipes.packed_text(model, budgets, backend=BACKENDS[device]).capture()
     made = []
     for lengths in torch.randint(*LENGTHS, (calls, IMAGES), generator=generator):

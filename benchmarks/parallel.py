@@ -69,9 +69,9 @@ class Gather(vg.parallel.DataParallelEncoder):
 
     def __init__(self, encoder: vg.GraphedEncoder) -> None:
         super().__init__(encoder)
-        self._kept: dict[vg.layout.Layout, Any] = {}
+        self._kept: dict[vg.layouts.Layout, Any] = {}
 
-    def _encode(self, call: Any, rows: Tensor, part: vg.layout.Layout) -> Any:
+    def _encode(self, call: Any, rows: Tensor, part: vg.layouts.Layout) -> Any:
         if not self._forms:  # a first run, over rows of padding
             return super()._encode(call, rows, part)
         if part not in self._kept:
@@ -134,8 +134,8 @@ def make_systems(tower: Any, names: Sequence[str]) -> dict[str, Any]:
         parallelize_module(ours, init_device_mesh("cuda", (dist.get_world_size(),)), vg.parallel.tensor_plan(ours))
         sharded["tensor"] = vg.parallel.TensorParallelEncoder(vg.recipes.qwen3_vl(ours)).capture()
     graphed = vg.recipes.qwen3_vl(tower).capture()
-    merged = vg.Rows(every=4)
-    outputs = vg.Outputs(last_hidden_state=vg.Rows(), pooler_output=merged, deepstack_features=merged)
+    merged = vg.outputs.Rows(every=4)
+    outputs = vg.outputs.Fields(last_hidden_state=vg.outputs.Rows(), pooler_output=merged, deepstack_features=merged)
     spec = vg.BufferSpec("hidden_states", vg.GridTHW("grid_thw", merge=2), outputs=outputs)
     eager = vg.GraphedEncoder(tower, [64], spec, backend="eager")  # whose eager calls are the tower's own
     return {

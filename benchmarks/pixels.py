@@ -60,7 +60,7 @@ def main() -> None:
     tower, processor = make_tower(options.size, torch.bfloat16), make_processor()
     reference = copy.deepcopy(tower).float()
     graphs = vg.recipes.qwen3_vl(tower)
-    pixels = vg.recipes.qwen3_vl(tower, normalize=vg.spec.Patches.of(processor))
+    pixels = vg.recipes.qwen3_vl(tower, normalize=vg.inputs.Patches.of(processor))
     for name, sizes in IMAGES.items():
         images = [make_image(*size, seed) for seed, size in enumerate(sizes)]
         result["rows"].append(

@@ -21,7 +21,7 @@ PARTS = {
 
 def timed_capture(tower: Any, prove: bool) -> dict[str, float]:
     """Seconds of a capture, and of its parts."""
-    encoder = vg.recipes.qwen3_vl(tower, verify=vg.Verify(prove=prove))
+    encoder = vg.recipes.qwen3_vl(tower, verify=vg.options.Verify(prove=prove))
     torch.cuda.synchronize()
     start = time.perf_counter()
     encoder.capture()

@@ -176,7 +176,7 @@ def builders(tower: Any, options: argparse.Namespace) -> dict[str, Callable[[], 
 
     @cache
     def ours(compiled: bool) -> System:
-        system = ways.graphed(tower, grid_on_host=options.grid == "cpu", capture=vg.Capture(compile=compiled))
+        system = ways.graphed(tower, grid_on_host=options.grid == "cpu", capture=vg.options.Capture(compile=compiled))
         if not compiled:
             _, largest = ways.capture_ladder(tower, [system.encoder.budgets[-1]])
             system.build["largest_gib"] = largest["capture_gib"]

@@ -134,7 +134,7 @@ def photographs() -> list[bytes]:
 def towers() -> Iterator[tuple[dict[str, Model], list[bytes]]]:
     """The tower of the 8B Qwen3-VL."""
     tower, processor = make_tower("8b", torch.bfloat16), make_processor()
-    pixels = vg.recipes.qwen3_vl(tower, normalize=vg.spec.Patches.of(processor))
+    pixels = vg.recipes.qwen3_vl(tower, normalize=vg.inputs.Patches.of(processor))
     process = partial(processed, processor)
 
     def answer(encode: Callable[..., Any], requests: Sequence[tuple[Tensor, Tensor]]) -> Tensor:

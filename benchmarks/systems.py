@@ -233,11 +233,11 @@ def oracle_core(encoder: vg.GraphedEncoder, layouts: int) -> System:
     def prepare(call: Call) -> Callable[[], Any]:
         # No public call replays without copying rows in and outputs out, so this takes the encoder's forward itself,
         # at the budget an eager call would use, with the item table resident as it is inside a graph.
-        layout, spec = vg.layout.Layout(call.layout), encoder.spec
+        layout, spec = vg.layouts.Layout(call.layout), encoder.spec
         values, budget = torch.tensor(layout.items, device=call.rows.device), spec.exact_budget(layout)
 
         def forward() -> Any:
-            table = vg.layout.ItemTable(values, budget, spec.layout)
+            table = vg.layouts.ItemTable(values, budget, spec.layout)
             return encoder.executor.forward(call.rows, table, given={}, statics={})
 
         with measuring():  # the faster attention, as in captures
@@ -259,7 +259,9 @@ SMALLEST_FRAME = 64
 def graphed(tower: Any, *, grid_on_host: bool, **options: Any) -> System:
     """Our encoder with the default ladder; every graph has been replayed once."""
     if not grid_on_host:
-        options["layouts"] = vg.GpuLayouts(min_segment_rows=SMALLEST_FRAME)  # so that the host need not see the items
+        options["layouts"] = vg.options.GpuLayouts(
+            min_segment_rows=SMALLEST_FRAME
+        )  # so that the host need not see the items
     encoder, build = capture_ladder(tower, None, **options)
     zeros = torch.zeros(encoder.budgets[-1].rows, ROW, device="cuda", dtype=torch.bfloat16)
     for budget in encoder.budgets:

@@ -16,7 +16,9 @@ if __name__ == "__main__":
     tower = Qwen3OmniMoeAudioEncoder._from_config(Qwen3OmniMoeAudioEncoderConfig(**small if device == "cpu" else {}))
     tower = tower.to(device).eval()  # yours is model.thinker.model.audio_tower
     encoder = vg.recipes.qwen3_omni_audio(
-        tower, [vg.Budget(512, items=4), vg.Budget(1024, items=4)], backend="cuda" if device == "cuda" else "tape"
+        tower,
+        [vg.budgets.Budget(512, items=4), vg.budgets.Budget(1024, items=4)],
+        backend="cuda" if device == "cuda" else "tape",
     )
 
     frames = torch.tensor([580, 131, 97])  # of 10 ms each; a feature extractor returns their number

@@ -13,7 +13,9 @@ def graph(tower, **options):
     spec = vg.BufferSpec(
         rows="pixel_values",
         layout=vg.Batch(),
-        outputs=vg.Outputs(last_hidden_state=vg.Rows(), pooler_output=vg.Items(), hidden_states=vg.Rows()),
+        outputs=vg.outputs.Fields(
+            last_hidden_state=vg.outputs.Rows(), pooler_output=vg.outputs.Items(), hidden_states=vg.outputs.Rows()
+        ),
     )
     return vg.GraphedEncoder(tower, [1, 2, 4, 8], spec, **options)
 

@@ -38,13 +38,13 @@ class DiT(torch.nn.Module):
 
 
 spec = vg.BufferSpec(
-    rows=vg.PackedRows("latents", shape=(16,)),
-    layout=vg.GridHW("sizes"),
+    rows=vg.inputs.Rows("latents", shape=(16,)),
+    layout=vg.layouts.GridHW("sizes"),
     inputs=[  # timesteps stay float32 in a model of 16 bits, which would round them
-        vg.PerItem("timestep", dtype=torch.float32, per_row=True),
-        vg.PerItem("label", dtype=torch.int64, per_row=True),
+        vg.inputs.PerItem("timestep", dtype=torch.float32, per_row=True),
+        vg.inputs.PerItem("label", dtype=torch.int64, per_row=True),
     ],
-    buffers=[vg.RotaryTable("rotary", inv_freq="inv_freq"), vg.CuSeqlens(), vg.MaxSeqlen()],
+    buffers=[vg.buffers.RotaryTable("rotary", inv_freq="inv_freq"), vg.buffers.CuSeqlens(), vg.buffers.MaxSeqlen()],
 )
 
 if __name__ == "__main__":

@@ -24,14 +24,14 @@ def forward(model, input_ids, position_ids, cu_seqlens, max_seqlen):
 
 def graph(model, **options):
     spec = vg.BufferSpec(
-        rows=vg.PackedRows("input_ids", shape=(), dtype=torch.int64, pad=model.config.pad_token_id),
+        rows=vg.inputs.Rows("input_ids", shape=(), dtype=torch.int64, pad=model.config.pad_token_id),
         layout=vg.Lengths("lengths"),
         buffers=[
             vg.buffers.RowPositions("position_ids"),
-            vg.CuSeqlens("cu_seqlens", per="item"),
-            vg.MaxSeqlen("max_seqlen", per="item"),
+            vg.buffers.CuSeqlens("cu_seqlens", per="item"),
+            vg.buffers.MaxSeqlen("max_seqlen", per="item"),
         ],
-        outputs=vg.Rows(),
+        outputs=vg.outputs.Rows(),
     )
     return vg.GraphedEncoder(model, [256, 512, 1024], spec, forward=forward, **options)
 

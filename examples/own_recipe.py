@@ -34,10 +34,10 @@ def tower_recipe(tower, budgets=None, **options):
         return tower.merger(out.reshape(-1, tower.merger.in_features))
 
     spec = vg.BufferSpec(
-        rows=vg.PackedRows("pixels", shape=(48,)),
+        rows=vg.inputs.Rows("pixels", shape=(48,)),
         layout=vg.GridTHW("grid_thw", merge=2),
-        buffers=[vg.CuSeqlens(per="clip"), vg.MaxSeqlen(per="clip")],
-        outputs=vg.Rows(every=4),
+        buffers=[vg.buffers.CuSeqlens(per="clip"), vg.buffers.MaxSeqlen(per="clip")],
+        outputs=vg.outputs.Rows(every=4),
     )
     return vg.GraphedEncoder(tower, budgets or vg.Ladder(), spec, forward=forward, **options)
 

@@ -22,9 +22,9 @@ def packed(module, x, cu_seqlens, max_seqlen):  # as it is captured
 
 
 spec = vg.BufferSpec(
-    rows=vg.PackedRows("x", shape=(64,)),
-    layout=vg.PackedMask("attention_mask"),
-    buffers=[vg.CuSeqlens(), vg.MaxSeqlen()],
+    rows=vg.inputs.Rows("x", shape=(64,)),
+    layout=vg.Mask("attention_mask", packed=True),
+    buffers=[vg.buffers.CuSeqlens(), vg.buffers.MaxSeqlen()],
 )
 
 if __name__ == "__main__":

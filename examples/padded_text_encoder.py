@@ -17,20 +17,20 @@ def forward_modern_bert(model, input_ids, full, sliding):
 
 def graph(model, **options):
     """Return an encoder of a model that is called with ids and a mask `[batch, length]`, as before."""
-    outputs = {"last_hidden_state": vg.Rows()}
+    outputs = {"last_hidden_state": vg.outputs.Rows()}
     if isinstance(model, ModernBertModel):
         forward, reach = forward_modern_bert, model.config.sliding_window
-        masks = [vg.AttentionMask("full"), vg.AttentionMask("sliding", window=(reach, reach))]
+        masks = [vg.buffers.AttentionMask("full"), vg.buffers.AttentionMask("sliding", window=(reach, reach))]
     else:
-        forward, masks = forward_bert, [vg.AttentionMask("mask")]  # causal=True for a CLIPTextModel
-        outputs["pooler_output"] = vg.Items()
+        forward, masks = forward_bert, [vg.buffers.AttentionMask("mask")]  # causal=True for a CLIPTextModel
+        outputs["pooler_output"] = vg.outputs.Items()
     spec = vg.BufferSpec(
-        rows=vg.PackedRows("input_ids", shape=(), dtype=torch.int64, pad=model.config.pad_token_id),
-        layout=vg.PaddedMask("attention_mask"),
+        rows=vg.inputs.Rows("input_ids", shape=(), dtype=torch.int64, pad=model.config.pad_token_id),
+        layout=vg.Mask("attention_mask"),
         buffers=masks,
-        outputs=vg.Outputs(**outputs),
+        outputs=vg.outputs.Fields(**outputs),
     )
-    return vg.GraphedEncoder(model, vg.PaddedLadder(batch=8, length=128), spec, forward=forward, **options)
+    return vg.GraphedEncoder(model, vg.budgets.PaddedLadder(batch=8, length=128), spec, forward=forward, **options)
 
 
 if __name__ == "__main__":

@@ -22,21 +22,21 @@ class Resampler(torch.nn.Module):
 
 spec = vg.BufferSpec(
     rows="patches",
-    layout=vg.GridHW("sizes", columns=(vg.layout.NestedColumn("times", pad=-1, default=-1),)),
+    layout=vg.layouts.GridHW("sizes", columns=(vg.layouts.NestedColumn("times", pad=-1, default=-1),)),
     buffers=[
-        vg.CuSeqlens("cu_queries", per="group", queries=2),
-        vg.CuSeqlens("cu_keys", per="group"),
-        vg.MaxSeqlen("max_keys", per="group"),
+        vg.buffers.CuSeqlens("cu_queries", per="group", queries=2),
+        vg.buffers.CuSeqlens("cu_keys", per="group"),
+        vg.buffers.MaxSeqlen("max_keys", per="group"),
         vg.buffers.AttentionSchedule(heads=4, head_dim=16, per="group", queries=2),
     ],
-    outputs=vg.spec.Groups(rows=2),
+    outputs=vg.outputs.Groups(rows=2),
 )
 
 if __name__ == "__main__":
     device = "cuda" if torch.cuda.is_available() else "cpu"
     backend = "cuda" if device == "cuda" else "tape"
     torch.manual_seed(0)
-    encoder = vg.GraphedEncoder(Resampler().to(device).eval(), [vg.Budget(256, items=8)], spec, backend=backend)
+    encoder = vg.GraphedEncoder(Resampler().to(device).eval(), [vg.budgets.Budget(256, items=8)], spec, backend=backend)
     patches = torch.randn(4 * 4 + 3 * 5 + 2 * 2, 64, device=device)
     call = {"patches": patches, "sizes": [(4, 4), (3, 5), (2, 2)], "times": [[0, 1], [0]]}  # two clips
     out, eager = encoder(**call), encoder.eager(**call)

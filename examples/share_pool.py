@@ -8,7 +8,7 @@ import varlen_graphs as vg
 if __name__ == "__main__":
     device = "cuda" if torch.cuda.is_available() else "cpu"
     backend = "cuda" if device == "cuda" else "tape"
-    pool = vg.Pool()
+    pool = vg.options.Pool()
     torch.manual_seed(0)
     queries, documents = (
         graph(TextEncoder(depth=depth).to(device).eval(), backend=backend, pool=pool) for depth in (2, 4)

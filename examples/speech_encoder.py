@@ -29,13 +29,13 @@ class Speech(torch.nn.Module):
 
 
 spec = vg.BufferSpec(
-    rows=vg.PackedRows("features", shape=(16,)),
-    layout=vg.PaddedLengths("lengths"),
+    rows=vg.inputs.Rows("features", shape=(16,)),
+    layout=vg.Lengths("lengths", padded=True),
     buffers=[
-        vg.KeyPaddingMask("frame_mask"),
-        vg.KeyPaddingMask("key_padding_mask", real=False, of_item=half),
+        vg.buffers.Mask("frame_mask"),
+        vg.buffers.Mask("key_padding_mask", real=False, of_item=half),
     ],
-    outputs=vg.Entries(half),
+    outputs=vg.outputs.Entries(half),
 )
 
 if __name__ == "__main__":
@@ -43,7 +43,7 @@ if __name__ == "__main__":
     backend = "cuda" if device == "cuda" else "tape"
     torch.manual_seed(0)
     module = Speech().to(device).eval()
-    encoder = vg.GraphedEncoder(module, vg.PaddedLadder(batch=4, length=256, step=2), spec, backend=backend)
+    encoder = vg.GraphedEncoder(module, vg.budgets.PaddedLadder(batch=4, length=256, step=2), spec, backend=backend)
 
     features, lengths = torch.randn(3, 201, 16, device=device), [201, 34, 77]
     out = encoder(features, lengths=lengths)

@@ -37,17 +37,17 @@ class TextEncoder(nn.Module):
 
 def graph(encoder, **options):
     spec = vg.BufferSpec(
-        rows=vg.PackedRows("input_ids", shape=(), dtype=torch.int64),
+        rows=vg.inputs.Rows("input_ids", shape=(), dtype=torch.int64),
         layout=vg.Lengths("lengths"),
         buffers=[
             vg.buffers.RowPositions("position_ids"),
-            vg.CuSeqlens("cu_seqlens", per="item"),
-            vg.MaxSeqlen("max_seqlen", per="item"),
-            vg.DeviceBuffer("first_rows", lambda table: table.item_starts.clamp(max=table.budget.rows - 1)),
+            vg.buffers.CuSeqlens("cu_seqlens", per="item"),
+            vg.buffers.MaxSeqlen("max_seqlen", per="item"),
+            vg.buffers.DeviceBuffer("first_rows", lambda table: table.item_starts.clamp(max=table.budget.rows - 1)),
         ],
-        outputs=vg.Outputs(tokens=vg.Rows(), pooled=vg.Items()),
+        outputs=vg.outputs.Fields(tokens=vg.outputs.Rows(), pooled=vg.outputs.Items()),
     )
-    budgets = [vg.Budget(rows, items=rows // 16, max_seqlen=512) for rows in (512, 1024, 2048)]
+    budgets = [vg.budgets.Budget(rows, items=rows // 16, max_seqlen=512) for rows in (512, 1024, 2048)]
     return vg.GraphedEncoder(encoder, budgets, spec, **options)
 
 

@@ -12,11 +12,11 @@ def forward(model, input_ids, token_type_ids, mask):
 
 
 spec = vg.BufferSpec(
-    rows=vg.PackedRows("input_ids", shape=(), dtype=torch.int64),
-    layout=vg.PaddedMask("attention_mask"),
-    inputs=[vg.PerRow("token_type_ids", dtype=torch.int64, default=0)],
-    buffers=[vg.AttentionMask("mask")],
-    outputs=vg.Outputs(last_hidden_state=vg.Rows(), pooler_output=vg.Items()),
+    rows=vg.inputs.Rows("input_ids", shape=(), dtype=torch.int64),
+    layout=vg.Mask("attention_mask"),
+    inputs=[vg.inputs.PerRow("token_type_ids", dtype=torch.int64, default=0)],
+    buffers=[vg.buffers.AttentionMask("mask")],
+    outputs=vg.outputs.Fields(last_hidden_state=vg.outputs.Rows(), pooler_output=vg.outputs.Items()),
 )
 
 if __name__ == "__main__":
@@ -25,7 +25,7 @@ if __name__ == "__main__":
     torch.manual_seed(0)
     sizes = {"vocab_size": 1000, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128}
     model = BertModel(BertConfig(num_hidden_layers=2, **sizes)).to(device).eval().requires_grad_(False)
-    budgets = vg.PaddedLadder(batch=8, length=128, step=2)
+    budgets = vg.budgets.PaddedLadder(batch=8, length=128, step=2)
     encoder = vg.GraphedEncoder(model, budgets, spec, forward=forward, backend=backend)
 
     lengths, firsts = torch.tensor([[17], [103], [9]]), torch.tensor([[5], [60], [8]])  # of pairs, of their first texts

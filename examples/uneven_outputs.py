@@ -26,10 +26,10 @@ spec = vg.BufferSpec(
     rows="x",
     layout=vg.Lengths("lengths"),
     buffers=[
-        vg.DeviceBuffer("entry", entry),
-        vg.DeviceBuffer("entries", lambda table: thirds(table.budget)),
+        vg.buffers.DeviceBuffer("entry", entry),
+        vg.buffers.DeviceBuffer("entries", lambda table: thirds(table.budget)),
     ],
-    outputs=vg.Entries(lambda rows: (rows + 2) // 3, thirds),
+    outputs=vg.outputs.Entries(lambda rows: (rows + 2) // 3, thirds),
 )
 
 if __name__ == "__main__":

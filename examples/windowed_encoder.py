@@ -23,18 +23,18 @@ class Windowed(torch.nn.Module):
         return x.unflatten(0, (-1, 4))[reverse_indices].flatten(0, 1)
 
 
-windows = vg.Windows(2)
+windows = vg.layouts.Windows(2)
 spec = vg.BufferSpec(
     rows="x",
     layout=vg.GridTHW("grid_thw", merge=2),
     buffers=[
         vg.buffers.WindowIndex(windows),
         vg.buffers.WindowIndex(windows, "reverse_indices", inverse=True),
-        vg.RotaryTable("rotary", inv_freq="inv_freq", order=windows),
-        vg.CuSeqlens("cu_seqlens", per="frame"),
-        vg.MaxSeqlen("max_seqlen", per="frame"),
-        vg.CuSeqlens("cu_windows", per=windows),
-        vg.MaxSeqlen("max_window", per=windows),
+        vg.buffers.RotaryTable("rotary", inv_freq="inv_freq", order=windows),
+        vg.buffers.CuSeqlens("cu_seqlens", per="frame"),
+        vg.buffers.MaxSeqlen("max_seqlen", per="frame"),
+        vg.buffers.CuSeqlens("cu_windows", per=windows),
+        vg.buffers.MaxSeqlen("max_window", per=windows),
     ],
 )
 
@@ -42,7 +42,9 @@ if __name__ == "__main__":
     device = "cuda" if torch.cuda.is_available() else "cpu"
     backend = "cuda" if device == "cuda" else "tape"
     torch.manual_seed(0)
-    encoder = vg.GraphedEncoder(Windowed().to(device).eval(), [vg.Budget(256, segments=32)], spec, backend=backend)
+    encoder = vg.GraphedEncoder(
+        Windowed().to(device).eval(), [vg.budgets.Budget(256, segments=32)], spec, backend=backend
+    )
     x, grid_thw = torch.randn(6 * 10 + 2 * 4 * 4, 64, device=device), [(1, 6, 10), (2, 4, 4)]
     out, eager = encoder(x, grid_thw=grid_thw), encoder.eager(x, grid_thw=grid_thw)
     print("largest difference from eager:", (out - eager).abs().max().item())

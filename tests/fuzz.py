@@ -12,7 +12,7 @@ with atheris.instrument_imports(include=["varlen_graphs"]):
 
 import torch
 
-from tests.layout import test_untrusted
+from tests.layouts import test_untrusted
 from tests.serving import test_damaged_files
 
 PROPERTIES = [

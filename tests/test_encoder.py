@@ -41,7 +41,7 @@ original = original_attention(ATTENTION)
 
 def test_the_padding_contract_holds_for_a_module_of_ones_own():
     layouts = [[64, 64], [1], [3, 60], [64], [1, 1, 1, 1, 1, 1, 1, 1], [128], [20, 30]]
-    encoder = attention_encoder(spec=attention_spec(rows=vg.PackedRows("x", shape=(8,))))
+    encoder = attention_encoder(spec=attention_spec(rows=vg.inputs.Rows("x", shape=(8,))))
     check_padding_contract(encoder, original, rows_for, "lengths", layouts, 1e-5)
 
 
@@ -108,13 +108,15 @@ def test_rows_are_cast_for_the_module_itself_too():
 @pytest.mark.parametrize("lengths", [[300], [20, 300]])
 def test_an_item_larger_than_every_budget_is_an_error_if_asked_for(lengths):
     encoder = attention_encoder(on_miss="error")
-    with pytest.raises(vg.BudgetError, match=r"item \d is \(1, 1, 300\) and needs .*largest budget .*add a larger"):
+    with pytest.raises(
+        vg.errors.BudgetError, match=r"item \d is \(1, 1, 300\) and needs .*largest budget .*add a larger"
+    ):
         encoder(rows_for(lengths), lengths=lengths)
     assert distance(encoder(rows_for([20]), lengths=[20]), original(rows_for([20]), [20])) < 1e-5
 
 
 def test_a_segment_longer_than_max_seqlen_does_not_go_into_a_budget():
-    encoder = attention_encoder([vg.Budget(64, items=4, max_seqlen=16), vg.Budget(128, items=4)])
+    encoder = attention_encoder([vg.budgets.Budget(64, items=4, max_seqlen=16), vg.budgets.Budget(128, items=4)])
     encoder(rows_for([20]), lengths=[20])
     assert [budget.rows for budget in encoder.stats.replays] == [128]
 
@@ -192,7 +194,9 @@ def test_moved_or_replaced_weights_raise_until_the_graphs_are_released(change):
     encoder, rows = attention_encoder(), rows_for([6])
     encoder(rows, lengths=[6])
     change(encoder.module)
-    with pytest.raises(vg.StaleGraphError, match=r"'qkv(\.\w+)?' was moved or replaced .*call encoder.release\(\)"):
+    with pytest.raises(
+        vg.errors.StaleGraphError, match=r"'qkv(\.\w+)?' was moved or replaced .*call encoder.release\(\)"
+    ):
         encoder(rows, lengths=[6])
     encoder.release()
     assert distance(encoder(rows, lengths=[6]), encoder.eager(rows, lengths=[6])) < 1e-6
@@ -228,24 +232,24 @@ def test_an_encoder_is_freed_at_once_when_it_is_dropped():
 
 
 def test_capture_takes_the_static_arguments_of_calls():
-    encoder = attention_encoder(spec=attention_spec(rows=vg.PackedRows("x", shape=(8,))))
+    encoder = attention_encoder(spec=attention_spec(rows=vg.inputs.Rows("x", shape=(8,))))
     encoder.capture(scale=1.0).capture()  # the default
     assert repr(encoder).endswith("2 captured)")
     encoder.capture(scale=2.0)
     assert repr(encoder).endswith("4 captured)")
-    with pytest.raises(vg.InputError, match="Attention has no argument 'scales'"):
+    with pytest.raises(vg.errors.InputError, match="Attention has no argument 'scales'"):
         encoder.capture(scales=2.0)
 
 
 def test_capture_in_another_state_is_refused_and_graphs_keep_that_of_construction():
-    encoder = attention_encoder(spec=attention_spec(rows=vg.PackedRows("x", shape=(8,))))
+    encoder = attention_encoder(spec=attention_spec(rows=vg.inputs.Rows("x", shape=(8,))))
     with (
         torch.autocast("cpu", torch.bfloat16),
-        pytest.raises(vg.CaptureError, match=r"calls run eager now \(autocast differs from construction\)"),
+        pytest.raises(vg.errors.CaptureError, match=r"calls run eager now \(autocast differs from construction\)"),
     ):
         encoder.capture()
     encoder.module.train()
-    with pytest.raises(vg.CaptureError, match="training mode differs from construction"):
+    with pytest.raises(vg.errors.CaptureError, match="training mode differs from construction"):
         encoder.capture()
 
 
@@ -262,7 +266,7 @@ def test_none_is_a_value_where_the_default_is_another():
 
 
 def test_capturing_does_nothing_while_the_library_is_disabled(monkeypatch):
-    encoder = attention_encoder(spec=attention_spec(rows=vg.PackedRows("x", shape=(8,))))
+    encoder = attention_encoder(spec=attention_spec(rows=vg.inputs.Rows("x", shape=(8,))))
     monkeypatch.setenv("VARLEN_GRAPHS_DISABLE", "1")
     encoder.capture()
     assert not len(encoder.executor.store)
@@ -341,7 +345,7 @@ def slow_terminal(monkeypatch):
 
 
 def shaped_encoder():
-    return attention_encoder(spec=attention_spec(rows=vg.PackedRows("x", shape=(8,))))
+    return attention_encoder(spec=attention_spec(rows=vg.inputs.Rows("x", shape=(8,))))
 
 
 def test_a_capture_that_takes_long_shows_how_far_it_is(monkeypatch):
@@ -391,9 +395,9 @@ def test_a_capture_takes_no_lock_that_others_may_hold_and_starts_no_thread():
 
 
 def test_capture_before_the_first_call_needs_the_shape_of_a_row():
-    with pytest.raises(vg.SpecError, match=r"declare rows=PackedRows\('x', shape=...\)"):
+    with pytest.raises(vg.errors.SpecError, match=r"declare rows=inputs.Rows\('x', shape=...\)"):
         attention_encoder().capture()
-    encoder = attention_encoder(spec=attention_spec(rows=vg.PackedRows("x", shape=(8,)))).capture()
+    encoder = attention_encoder(spec=attention_spec(rows=vg.inputs.Rows("x", shape=(8,)))).capture()
     assert repr(encoder) == "GraphedEncoder(Attention, 2 budgets of 64..128 rows, 2 captured)"
     encoder.release()
     assert repr(encoder).endswith("0 captured)")
@@ -479,7 +483,7 @@ def test_equal_static_arguments_with_other_types_inside_have_graphs_of_their_own
             scale = by.scale + sum(by.shifts) if isinstance(by, Setting) else by[1][0] if isinstance(by, tuple) else by
             return (1 / (x * scale) if scale == 0 and scale is not False else x * scale).expand(len(x), 1)
 
-    rows = vg.PackedRows("x", shape=(1,), dtype=torch.int64)
+    rows = vg.inputs.Rows("x", shape=(1,), dtype=torch.int64)
     encoder = vg.GraphedEncoder(Scales(), [128], vg.BufferSpec(rows, vg.Lengths()), backend="tape")
     ones = torch.ones(3, 1, dtype=torch.int64)
     for by in pair:
@@ -531,7 +535,7 @@ def test_captures_in_pools_of_their_own_take_turns_too():
     """What is set for a capture holds for the process: captures that overlapped would leave torch's compiler off."""
     encoders = [
         vg.GraphedEncoder(
-            Slow(8, 8), [128, 256], vg.BufferSpec(vg.PackedRows("x", shape=(8,)), vg.Lengths()), backend="tape"
+            Slow(8, 8), [128, 256], vg.BufferSpec(vg.inputs.Rows("x", shape=(8,)), vg.Lengths()), backend="tape"
         )
         for _ in range(3)
     ]
@@ -569,7 +573,7 @@ def test_calls_from_several_threads_take_turns():
 
 
 def test_encoders_may_share_a_pool_and_its_lock():
-    pool = vg.Pool()
+    pool = vg.options.Pool()
     one, two = attention_encoder(pool=pool), attention_encoder(pool=pool)
     assert one.pool is two.pool is pool
     rows = rows_for([6])
@@ -627,17 +631,19 @@ class Everything(nn.Module):
 
 
 def everything(backend):
-    kinds = vg.GridTHW(columns=(vg.Column("kind", pad=-1),))
+    kinds = vg.GridTHW(columns=(vg.layouts.Column("kind", pad=-1),))
     return vg.GraphedEncoder(
         Everything(),
-        [vg.Budget(64, items=4, segments=16)],
+        [vg.budgets.Budget(64, items=4, segments=16)],
         vg.BufferSpec(
             rows="x",
             layout=kinds,
             buffers=[
-                vg.DeviceBuffer("row_kind", lambda table: table.column("kind")[table.row_item]),
-                vg.DeviceBuffer("spread", lambda table: table.row_in_item / table.item_rows[table.row_item].clamp(1)),
-                vg.HostBuffer(
+                vg.buffers.DeviceBuffer("row_kind", lambda table: table.column("kind")[table.row_item]),
+                vg.buffers.DeviceBuffer(
+                    "spread", lambda table: table.row_in_item / table.item_rows[table.row_item].clamp(1)
+                ),
+                vg.buffers.HostBuffer(
                     "host",
                     lambda layout: torch.tensor([len(layout), *layout.rows])[1:],
                     ("items",),
@@ -645,7 +651,7 @@ def everything(backend):
                     pad=-7,
                 ),
             ],
-            outputs=vg.Outputs(rows=vg.Rows(), items=vg.Items()),
+            outputs=vg.outputs.Fields(rows=vg.outputs.Rows(), items=vg.outputs.Items()),
         ),
         backend=backend,
     )
@@ -672,11 +678,11 @@ def test_segments_of_a_buffer_of_ones_own_count_against_budgets(grid):
         rows="x",
         layout=vg.GridTHW(),
         buffers=[
-            vg.DeviceBuffer("cu_seqlens", lambda table: table.cu_seqlens("frame")),
-            vg.DeviceBuffer("max_seqlen", lambda table: table.budget.max_seqlen),
+            vg.buffers.DeviceBuffer("cu_seqlens", lambda table: table.cu_seqlens("frame")),
+            vg.buffers.DeviceBuffer("max_seqlen", lambda table: table.budget.max_seqlen),
         ],
     )
-    budgets = [vg.Budget(32, items=4, segments=4), vg.Budget(32, items=4, segments=8)]
+    budgets = [vg.budgets.Budget(32, items=4, segments=4), vg.budgets.Budget(32, items=4, segments=8)]
     encoder, rows = attention_encoder(budgets, spec=spec), rows_for([t * h * w for t, h, w in grid])
     expected = original(rows, [h * w for t, h, w in grid for _ in range(t)])
     assert distance(encoder(rows, grid_thw=grid), expected) < 1e-5
@@ -692,12 +698,12 @@ def test_arguments_of_the_module_alone_are_never_dropped():
         return module(x, cu_seqlens, max_seqlen)
 
     encoder = attention_encoder(module=Gained(), forward=forward)  # the module itself takes no lengths
-    with pytest.raises(vg.InputError, match="Gained has no argument 'gain'"):
+    with pytest.raises(vg.errors.InputError, match="Gained has no argument 'gain'"):
         encoder(rows_for([6]), lengths=[6], gain=3.0)
-    with pytest.raises(vg.InputError, match="Attention has no argument 'output_hidden_states'"):
+    with pytest.raises(vg.errors.InputError, match="Attention has no argument 'output_hidden_states'"):
         attention_encoder()(rows_for([6]), lengths=[6], output_hidden_states=True)
-    with pytest.raises(vg.InputError, match="argument 'cu_seqlens' is not a static argument"):
-        attention_encoder(spec=attention_spec(rows=vg.PackedRows("x", shape=(8,)))).capture(cu_seqlens=3)
+    with pytest.raises(vg.errors.InputError, match="argument 'cu_seqlens' is not a static argument"):
+        attention_encoder(spec=attention_spec(rows=vg.inputs.Rows("x", shape=(8,)))).capture(cu_seqlens=3)
 
 
 def test_a_compiled_module_stays_compiled():
@@ -769,8 +775,8 @@ def test_tables_of_positions_need_no_more_entries_than_calls_use():
         def forward(self, x, at):
             return x + self.table(at)
 
-    grids = vg.BufferSpec("x", vg.GridTHW("items"), [vg.GridPositions("at")], vg.Rows())
-    texts = vg.BufferSpec("x", vg.Lengths("items"), [vg.buffers.RowPositions("at")], vg.Rows())
+    grids = vg.BufferSpec("x", vg.GridTHW("items"), [vg.buffers.GridPositions("at")], vg.outputs.Rows())
+    texts = vg.BufferSpec("x", vg.Lengths("items"), [vg.buffers.RowPositions("at")], vg.outputs.Rows())
     for module, spec, items in ((Patches(), grids, [(1, 14, 14), (3, 64, 9), (1, 2, 64)]), (Text(), texts, [77, 3])):
         encoder = vg.GraphedEncoder(module, vg.Ladder(256, 4096, step=1.5), spec, backend="tape")
         rows = torch.randn(sum(math.prod(item) if isinstance(item, tuple) else item for item in items), 8)
@@ -778,7 +784,9 @@ def test_tables_of_positions_need_no_more_entries_than_calls_use():
         assert not encoder.stats.eager
 
 
-@pytest.mark.parametrize("declared", [vg.Rows(), vg.Items(rows=64), vg.Rows(every=64), vg.Items()])
+@pytest.mark.parametrize(
+    "declared", [vg.outputs.Rows(), vg.outputs.Items(rows=64), vg.outputs.Rows(every=64), vg.outputs.Items()]
+)
 def test_a_declaration_that_fits_by_chance_is_refused(declared):
     """From 512 rows up a plain budget has an item for every 64 rows, so these have the same capacities there."""
 
@@ -788,7 +796,12 @@ def test_a_declaration_that_fits_by_chance_is_refused(declared):
                 every
             ]
 
-    truths = {"rows": vg.Rows(), "items": vg.Items(rows=64), "64": vg.Rows(every=64), "item": vg.Items()}
+    truths = {
+        "rows": vg.outputs.Rows(),
+        "items": vg.outputs.Items(rows=64),
+        "64": vg.outputs.Rows(every=64),
+        "item": vg.outputs.Items(),
+    }
     for every, truth in truths.items():
         spec = vg.BufferSpec("x", vg.Lengths(), outputs=declared)
         rows = torch.ones(128, 1)
@@ -797,10 +810,10 @@ def test_a_declaration_that_fits_by_chance_is_refused(declared):
             if truth == declared:
                 assert encoder(rows, lengths=[64, 64], every=every) is not None
             elif backend == "tape":
-                with pytest.raises(vg.SpecError, match="is declared as"):
+                with pytest.raises(vg.errors.SpecError, match="is declared as"):
                     encoder(rows, lengths=[64, 64], every=every)
             else:
-                with pytest.raises(vg.SpecError, match="is declared as"):
+                with pytest.raises(vg.errors.SpecError, match="is declared as"):
                     encoder(rows[:64].repeat(3, 1), lengths=[64, 128], every=every)
 
 
@@ -817,7 +830,9 @@ def test_submodules_that_are_added_are_noticed():
     encoder = attention_encoder(module=Adapted())
     encoder(rows_for([6]), lengths=[6])
     encoder.module.adapters["one"] = nn.Linear(8, 8)
-    with pytest.raises(vg.StaleGraphError, match="'adapters' gained or lost a parameter, buffer or submodule since"):
+    with pytest.raises(
+        vg.errors.StaleGraphError, match="'adapters' gained or lost a parameter, buffer or submodule since"
+    ):
         encoder(rows_for([6]), lengths=[6])
 
 
@@ -831,7 +846,8 @@ def test_a_part_under_a_new_name_is_noticed_at_the_next_call(where, part):
     owner = encoder.module.get_submodule(where)
     owner.register_buffer("extra", part) if type(part) is torch.Tensor else setattr(owner, "extra", part)
     with pytest.raises(
-        vg.StaleGraphError, match=f"'{where or 'the module'}' gained or lost a parameter, buffer or submodule since"
+        vg.errors.StaleGraphError,
+        match=f"'{where or 'the module'}' gained or lost a parameter, buffer or submodule since",
     ):
         encoder(rows_for([6]), lengths=[6])
     encoder.release()
@@ -865,14 +881,14 @@ def test_the_padding_contract_holds_for_host_buffers_columns_and_raster_position
             return x * shares[:, None] + kinds[:, None]
 
     spec = vg.BufferSpec(
-        rows=vg.PackedRows("x", shape=(8,)),
-        layout=vg.GridTHW("grid_thw", columns=(vg.Column("kind", pad=-1),)),
+        rows=vg.inputs.Rows("x", shape=(8,)),
+        layout=vg.GridTHW("grid_thw", columns=(vg.layouts.Column("kind", pad=-1),)),
         buffers=[
-            vg.CuSeqlens(per="clip"),
-            vg.MaxSeqlen(per="clip"),
-            vg.GridPositions(order="raster", axes=("t", "h", "w")),
-            vg.DeviceBuffer("kinds", lambda table: table.column("kind")[table.row_item]),
-            vg.HostBuffer("shares", shares_of, ("rows",), torch.float32, pad=7),
+            vg.buffers.CuSeqlens(per="clip"),
+            vg.buffers.MaxSeqlen(per="clip"),
+            vg.buffers.GridPositions(order="raster", axes=("t", "h", "w")),
+            vg.buffers.DeviceBuffer("kinds", lambda table: table.column("kind")[table.row_item]),
+            vg.buffers.HostBuffer("shares", shares_of, ("rows",), torch.float32, pad=7),
         ],
     )
     module = Positioned()
@@ -972,7 +988,7 @@ class Centred(nn.Module):
 
 def test_a_mean_over_all_rows_takes_padding_in():
     encoder = vg.GraphedEncoder(
-        Centred(), [64], vg.BufferSpec(vg.PackedRows("x", shape=(8,)), vg.Lengths()), backend="tape", verify=UNPROVEN
+        Centred(), [64], vg.BufferSpec(vg.inputs.Rows("x", shape=(8,)), vg.Lengths()), backend="tape", verify=UNPROVEN
     )
     rows = rows_for([6])
     encoder(rows, lengths=[6])

@@ -52,7 +52,7 @@ class Beside(nn.Module):
 
 
 def encoder_of(tower):
-    return attention_encoder(module=tower, spec=attention_spec(rows=vg.PackedRows("x", shape=(8,))))
+    return attention_encoder(module=tower, spec=attention_spec(rows=vg.inputs.Rows("x", shape=(8,))))
 
 
 def graphed():
@@ -243,7 +243,9 @@ def test_an_encoder_as_the_forward_of_its_tower_raises_and_says_what_to_assign()
     encoder = encoder_of(tower)
     tower.forward = encoder
     for traverse in (tower.state_dict, tower.train, lambda: [*tower.parameters()], lambda: [*tower.modules()]):
-        with pytest.raises(vg.SpecError, match=r"to put it in the place of the forward, assign encoder\.forward"):
+        with pytest.raises(
+            vg.errors.SpecError, match=r"to put it in the place of the forward, assign encoder\.forward"
+        ):
             traverse()
     del tower.forward
     tower.forward = encoder.forward
@@ -262,7 +264,7 @@ def test_a_part_that_is_set_on_an_encoder_is_set_on_its_module():
         other.get_parameter(weight).add_(1)
     model.set_submodule(f"visual.{name}", other)
     assert tower.get_submodule(name) is other
-    with pytest.raises(vg.StaleGraphError, match=f"'{name}' was moved or replaced"):
+    with pytest.raises(vg.errors.StaleGraphError, match=f"'{name}' was moved or replaced"):
         model.visual(ROWS, lengths=LENGTHS)
     model.visual.release()
     assert not torch.equal(model.visual(ROWS, lengths=LENGTHS), before)

@@ -14,7 +14,7 @@ from tests.support.encoders import attention_encoder, rows_for
 from tests.support.scripts import run_script
 from tests.support.threads import run_in_threads
 
-BUDGETS = st.builds(vg.Budget, st.integers(1, 4096), st.integers(1, 9), st.integers(1, 9), st.integers(1, 9))
+BUDGETS = st.builds(vg.budgets.Budget, st.integers(1, 4096), st.integers(1, 9), st.integers(1, 9), st.integers(1, 9))
 LABEL_NAMES = st.from_regex(r"[a-z][a-z0-9_]{0,8}", fullmatch=True).filter(
     lambda name: name not in ("reason", "rows", "items", "segments", "max_seqlen", "prefix", "self")
 )
@@ -106,14 +106,14 @@ def test_what_an_encoder_did_is_on_its_page():
 )
 def test_names_that_prometheus_does_not_take_are_refused(prefix, labels):
     stats = vg.stats.Stats()
-    stats.count_replay(vg.Budget(8), 8)
-    with pytest.raises(vg.InputError, match=r"prefix|label"):
+    stats.count_replay(vg.budgets.Budget(8), 8)
+    with pytest.raises(vg.errors.InputError, match=r"prefix|label"):
         stats.prometheus(prefix, **labels)
 
 
 @pytest.mark.parametrize("label", ["reason", "rows", "items", "segments", "max_seqlen"])
 def test_labels_of_the_counters_are_refused_before_anything_was_counted(label):
-    with pytest.raises(vg.InputError, match=f"label '{label}' is a label of the metrics themselves"):
+    with pytest.raises(vg.errors.InputError, match=f"label '{label}' is a label of the metrics themselves"):
         vg.stats.Stats().prometheus(**{label: "x"})
 
 
@@ -123,7 +123,7 @@ def test_numbers_of_one_moment_agree_while_threads_count():
     def work(number):
         for _ in range(200):
             if number:
-                stats.count_replay(vg.Budget(16), number)
+                stats.count_replay(vg.budgets.Budget(16), number)
             else:
                 now = stats.as_dict()
                 replays = sum(each["replays"] for each in now["budgets"])
@@ -157,7 +157,7 @@ def test_counters_may_be_read_while_they_are_being_counted():
 def test_a_signal_handler_may_read_the_counters_at_any_time():
     printed, _ = run_script("""
     import signal
-    encoder, read = attention_encoder(spec=spec, capture=vg.Capture(lazy=True)), []
+    encoder, read = attention_encoder(spec=spec, capture=vg.options.Capture(lazy=True)), []
 
     def handler(*args):
         read.append(encoder.stats.as_dict()["calls"])

@@ -99,7 +99,7 @@ def flattened(sizes: list[tuple[int, int]], pixels: int, seed: int) -> Tensor:
     return batch
 
 
-def required(one: vg.PerItem, count: int) -> Tensor:
+def required(one: vg.inputs.PerItem, count: int) -> Tensor:
     """A tensor beside a batch: its default, or ones."""
     return torch.full((count, *one.shape), one.default if one.default is not None else 1, dtype=one.dtype)
 

@@ -12,8 +12,8 @@ from benchmarks.coverage.tiny import make
 from varlen_graphs.recipes.automatic import SOUND
 from varlen_graphs.recipes.speech import ClipMask
 
-PADDED = vg.PaddedLadder(batch=8, length=64, min_batch=8, step=4.0)
-PACKED = [vg.Budget(rows, items=12, segments=rows // 4) for rows in (512, 4096)]
+PADDED = vg.budgets.PaddedLadder(batch=8, length=64, min_batch=8, step=4.0)
+PACKED = [vg.budgets.Budget(rows, items=12, segments=rows // 4) for rows in (512, 4096)]
 
 
 def tensors(output: Any) -> Iterator[Tensor]:
@@ -112,9 +112,9 @@ def budgets_for(spec: vg.BufferSpec) -> Any:
     """Few budgets that hold the calls of every form."""
     if isinstance(spec.layout, ClipMask):
         length = max(256, 64 * spec.layout.shortest)
-        return vg.PaddedLadder(batch=8, length=length, min_batch=8, min_length=length // 16, step=4.0)
+        return vg.budgets.PaddedLadder(batch=8, length=length, min_batch=8, min_length=length // 16, step=4.0)
     if spec.layout.name == "patches":
-        return vg.PaddedLadder(batch=8, length=160, min_batch=8, min_length=160)
+        return vg.budgets.PaddedLadder(batch=8, length=160, min_batch=8, min_length=160)
     return [2, 8] if spec.layout.one_row else PADDED if spec.layout.padded else PACKED
 
 
@@ -153,7 +153,7 @@ def rows_of(name: str, encoder: bool) -> Iterator[dict[str, Any]]:
         model.config.use_cache = False
     try:
         vg.wrap(model, backend="tape")
-    except vg.SpecError as refused:
+    except vg.errors.SpecError as refused:
         yield row | {"modality": "", "found": None, "why": str(refused)[:2000]}
         return
     specs = {path: encoder.spec for path, encoder in vg.encoders(model).items()}

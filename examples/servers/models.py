@@ -15,7 +15,7 @@ from examples.servers.weights import DEVICE, processor, sentence_transformer, to
 OPTIONS = {
     "budgets": vg.Ladder() if DEVICE == "cuda" else [64, 256, 1024],
     "backend": "cuda" if DEVICE == "cuda" else "tape",
-    "capture": vg.Capture(lazy=True),
+    "capture": vg.options.Capture(lazy=True),
 }
 
 

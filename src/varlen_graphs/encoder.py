@@ -10,14 +10,21 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
+from varlen_graphs.budgets.budget import Budget
+from varlen_graphs.budgets.ladder import Budgets
 from varlen_graphs.capture.mode import BackendName
-from varlen_graphs.capture.options import Capture
 from varlen_graphs.capture.outer_compiler import not_compiled
 from varlen_graphs.capture.pool import Pool
+from varlen_graphs.checks.values import quoted
+from varlen_graphs.declaration.budgets import resolve_budgets
+from varlen_graphs.declaration.buffer_spec import BufferSpec
+from varlen_graphs.declaration.checks import check_budgets
+from varlen_graphs.declaration.image_processor import read_images
+from varlen_graphs.declaration.signature import Off
 from varlen_graphs.errors import BudgetError, InputError, SpecError, counted
-from varlen_graphs.layout.budgets import Budget, Budgets, resolve_budgets
-from varlen_graphs.layout.options import GpuLayouts, LayoutCheck
-from varlen_graphs.layout.values import quoted
+from varlen_graphs.options.capture import Capture
+from varlen_graphs.options.gpu_layouts import GpuLayouts, LayoutCheck
+from varlen_graphs.options.verify import Verify
 from varlen_graphs.routing.costs import Costs
 from varlen_graphs.routing.router import OnMiss
 from varlen_graphs.serving.assemble import assemble, check_options
@@ -27,14 +34,9 @@ from varlen_graphs.serving.report import report
 from varlen_graphs.serving.staging import Stage, stage
 from varlen_graphs.serving.wanted import Wanted
 from varlen_graphs.serving.warmup_file import WarmupSection, write_sections
-from varlen_graphs.spec.buffer_spec import BufferSpec
-from varlen_graphs.spec.checks import check_budgets
-from varlen_graphs.spec.image_processor import read_images
-from varlen_graphs.spec.signature import Off
 from varlen_graphs.stats import Stats
 from varlen_graphs.traffic.trace import Trace
 from varlen_graphs.verify.given_calls import Verified, verify_calls
-from varlen_graphs.verify.options import Verify
 
 Self = TypeVar("Self", bound="GraphedEncoder")
 
@@ -191,14 +193,14 @@ class GraphedEncoder(nn.Module):
             **arguments: The other arguments of a call, without the rows.
 
         Raises:
-            SpecError: The shape of a row is not known yet: give `PackedRows(shape=...)`, or make a call first.
+            SpecError: The shape of a row is not known yet: give `inputs.Rows(shape=...)`, or make a call first.
             BudgetError: No budget holds all items at once.
             InputError, LayoutError, CaptureError, StaleGraphError: As for a call.
         """
         return stage(self.executor, layout, arguments)
 
     def read_images(self, images: Any) -> dict[str, Any]:
-        """Resize decoded images as the processor of `normalize=vg.spec.Normalize.of(processor)`, or `Patches.of`.
+        """Resize decoded images as the processor of `normalize=vg.inputs.Normalize.of(processor)`, or `Patches.of`.
 
         Takes one image or a batch that the processor takes: pictures of PIL, arrays or tensors of bytes. Returns the
         arguments of a call, where the processor makes them, so that another thread may do it than the one that calls.
@@ -276,7 +278,7 @@ class GraphedEncoder(nn.Module):
         if self.spec.layout.padded:
             raise SpecError(
                 "budgets of padded batches are not planned: list them as a PaddedLadder, or pack the rows, see "
-                "PackedMask"
+                "Mask(packed=True)"
             )
         trace = Trace(lambda: self._budgets.measured or self.costs)  # disabled budgets too: a plan may enable them
         self.executor.traces.append(trace)
@@ -348,7 +350,7 @@ class GraphedEncoder(nn.Module):
             **statics: Static arguments, without an example.
 
         Raises:
-            SpecError: The shape of a row is not known yet: give an example, or `PackedRows(shape=...)`.
+            SpecError: The shape of a row is not known yet: give an example, or `inputs.Rows(shape=...)`.
             InputError: A static argument the module does not take, or an example that is no call.
             CaptureError: The module cannot be captured, or its mode is not that of construction.
         """

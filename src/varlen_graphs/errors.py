@@ -11,6 +11,19 @@ from pathlib import Path
 
 import torch
 
+__all__ = [
+    "BudgetError",
+    "CaptureError",
+    "CompilerError",
+    "InputError",
+    "LayoutError",
+    "RankError",
+    "SpecError",
+    "StaleGraphError",
+    "VarlenGraphsError",
+    "VerificationError",
+]
+
 _INSIDE = (*(f"{Path(file).parent}{os.sep}" for file in (__file__, torch.__file__)), contextlib.__file__)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from threading import RLock
 from typing import Any
 
-from varlen_graphs.layout.budgets import Budget
+from varlen_graphs.budgets.budget import Budget
 from varlen_graphs.prometheus import Metric, exposition
 
 

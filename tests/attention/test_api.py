@@ -104,10 +104,10 @@ WRONG_BOUNDARIES = {
 def test_boundaries_on_the_host_that_are_none_are_refused(backend, values, longest, message):
     qkv, right = random_qkv([10]), boundaries([5, 5, *[0] * (len(values) - 3)] if len(values) > 2 else [10])
     wrong = torch.tensor(values, dtype=torch.int32)
-    with pytest.raises(vg.InputError, match=re.escape(message)):
+    with pytest.raises(vg.errors.InputError, match=re.escape(message)):
         vg.varlen_attention(*qkv, wrong, longest, backend=backend)
     of_keys = message.replace("cu_seqlens", "cu_seqlens_k").replace("q has", "k has").replace("_seqlen=", "_seqlen_k=")
-    with pytest.raises(vg.InputError, match=re.escape(of_keys)):
+    with pytest.raises(vg.errors.InputError, match=re.escape(of_keys)):
         vg.varlen_attention(*qkv, right, 10, cu_seqlens_k=wrong, max_seqlen_k=longest, backend=backend)
 
 
@@ -329,7 +329,7 @@ def test_the_compiler_sees_one_graph_for_all_numbers_of_rows():
 def test_bad_arguments_say_what_was_expected(change, message):
     q, k, v = random_qkv([12])
     arguments = {"q": q, "k": k, "v": v, "cu_seqlens": boundaries([12]), "max_seqlen": 12}
-    with pytest.raises(vg.InputError, match=re.escape(message)):
+    with pytest.raises(vg.errors.InputError, match=re.escape(message)):
         vg.varlen_attention(**(arguments | change))
 
 
@@ -347,7 +347,7 @@ def test_a_schedule_without_the_keys_is_not_taken_for_cross_attention():
     q, k, v = random_qkv([3, 9], [20, 10])
     cu_q, cu_k = boundaries([3, 9]), boundaries([20, 10])
     schedule = vg.attention.tile_schedule(cu_q, 9, rows=12, heads=2, head_dim=8)
-    with pytest.raises(vg.InputError, match="other tensors than cu_seqlens and cu_seqlens_k"):
+    with pytest.raises(vg.errors.InputError, match="other tensors than cu_seqlens and cu_seqlens_k"):
         vg.varlen_attention(q, k, v, cu_q, 9, cu_seqlens_k=cu_k, max_seqlen_k=20, schedule=schedule)
     again = cu_q.view(-1)  # another tensor in the same memory
     assert vg.varlen_attention(q, q, q, again, 9, schedule=schedule).shape == q.shape
@@ -360,13 +360,13 @@ def test_a_schedule_of_other_segments_than_attention_is_refused():
             return vg.varlen_attention(x, x, x, cu_seqlens, 64, schedule=schedule).flatten(1)
 
     def encoder(per):
-        buffers = [vg.CuSeqlens(per="frame"), vg.buffers.AttentionSchedule(heads=2, head_dim=8, per=per)]
-        spec = vg.BufferSpec(rows="x", layout=vg.GridTHW("grid"), buffers=buffers, outputs=vg.Rows())
+        buffers = [vg.buffers.CuSeqlens(per="frame"), vg.buffers.AttentionSchedule(heads=2, head_dim=8, per=per)]
+        spec = vg.BufferSpec(rows="x", layout=vg.GridTHW("grid"), buffers=buffers, outputs=vg.outputs.Rows())
         return vg.GraphedEncoder(Module().eval(), [64], spec, backend="tape")
 
     x, grid = torch.randn(24, 16), [(3, 2, 4)]
     assert encoder("frame")(x, grid=grid).shape == x.shape
-    with pytest.raises(vg.InputError, match="declare AttentionSchedule with the per= and queries= of CuSeqlens"):
+    with pytest.raises(vg.errors.InputError, match="declare AttentionSchedule with the per= and queries= of CuSeqlens"):
         encoder("item")(x, grid=grid)
 
 
@@ -374,7 +374,7 @@ def test_implementations_of_flash_attention_that_nan_crosses_items_in_are_refuse
     monkeypatch.setattr(torch.nn.attention, "current_flash_attention_impl", lambda: "FA3", raising=False)
     q, k, v = random_qkv([12])
     arguments = q, k, v, boundaries([12]), 12
-    with pytest.raises(vg.InputError, match=r"'torch' got FA3 .*: expected FA2"):
+    with pytest.raises(vg.errors.InputError, match=r"'torch' got FA3 .*: expected FA2"):
         vg.varlen_attention(*arguments, backend="torch")
     assert vg.varlen_attention(*arguments).shape == q.shape
 
@@ -398,7 +398,9 @@ def test_a_backend_is_two_functions_and_an_entry_in_the_registry(monkeypatch):
     assert (backends.run(inputs(2), "ones") == 1).all()
     assert (backends.run(inputs(2), "auto") == 1).all()
     assert torch.equal(backends.run(inputs(3), "auto"), backends.run(inputs(3), "reference"))
-    with pytest.raises(vg.InputError, match="backend 'ones' got too many heads; use backend='auto' or 'reference'"):
+    with pytest.raises(
+        vg.errors.InputError, match="backend 'ones' got too many heads; use backend='auto' or 'reference'"
+    ):
         backends.run(inputs(3), "ones")
 
 
@@ -412,7 +414,7 @@ def test_boundaries_may_be_a_column():
 
 
 def test_a_schedule_is_of_boundaries_that_belong_together():
-    with pytest.raises(vg.InputError, match=re.escape("cu_seqlens is torch.int64 [2]")):
+    with pytest.raises(vg.errors.InputError, match=re.escape("cu_seqlens is torch.int64 [2]")):
         vg.attention.tile_schedule(torch.tensor([0, 3]), 3, rows=3, heads=1, head_dim=8)
-    with pytest.raises(vg.InputError, match=re.escape("cu_seqlens_k is [2], cu_seqlens [3]")):
+    with pytest.raises(vg.errors.InputError, match=re.escape("cu_seqlens_k is [2], cu_seqlens [3]")):
         vg.attention.tile_schedule(boundaries([3, 4]), 4, rows=7, heads=1, head_dim=8, cu_seqlens_k=boundaries([3]))

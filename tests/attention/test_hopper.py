@@ -116,7 +116,9 @@ def test_what_kernels_with_vector_loads_take():
 
 def test_other_devices_are_refused_with_what_is_needed():
     q, k, v = random_qkv([1100], head_dim=64, dtype=torch.bfloat16)
-    with pytest.raises(vg.InputError, match=re.escape("on a GPU of compute capability 9.0, head_dim a multiple of 8")):
+    with pytest.raises(
+        vg.errors.InputError, match=re.escape("on a GPU of compute capability 9.0, head_dim a multiple of 8")
+    ):
         vg.varlen_attention(q, k, v, boundaries([1100]), 1100, backend="hopper")
-    with pytest.raises(vg.InputError, match="backend 'hopper' got a bias, a window, a causal mask"):
+    with pytest.raises(vg.errors.InputError, match="backend 'hopper' got a bias, a window, a causal mask"):
         vg.varlen_attention(q, k, v, boundaries([1100]), 1100, backend="hopper", causal=True)

@@ -239,5 +239,5 @@ def test_biases_of_a_model_are_refused_and_not_left_out():
     if not hasattr(transformers.models.t5.modeling_t5, "eager_attention_forward"):
         pytest.skip("T5 computes its attention itself")
     cu_seqlens = torch.tensor([0, 3, 8], dtype=torch.int32)
-    with use_attention(model), pytest.raises(vg.InputError, match=r"\['position_bias'\] unsupported options"):
+    with use_attention(model), pytest.raises(vg.errors.InputError, match=r"\['position_bias'\] unsupported options"):
         model(torch.ones(1, 8, dtype=torch.int64), cu_seq_lens_q=cu_seqlens, cu_seq_lens_k=cu_seqlens, max_length_q=8)

@@ -34,14 +34,14 @@ def sees(query, key, causal, window):
 
 
 def padded_table(lengths, budget):
-    return make_table([(1, 1, length) for length in lengths], budget, vg.PaddedMask())
+    return make_table([(1, 1, length) for length in lengths], budget, vg.Mask())
 
 
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=4), st.integers(0, 2), st.integers(0, 9), options)
 def test_the_mask_of_a_padded_batch(lengths, items, more, how):
     length = max(lengths) + more
-    table = padded_table(lengths, vg.Budget.padded(len(lengths) + items, length))
-    got = vg.AttentionMask(**how).produce(table, None)
+    table = padded_table(lengths, vg.budgets.Budget.padded(len(lengths) + items, length))
+    got = vg.buffers.AttentionMask(**how).produce(table, None)
     assert got.dtype == torch.bool
     assert got.shape == (len(lengths) + items, 1, length, length)
     for item, real in enumerate([*lengths, *[0] * items]):
@@ -61,7 +61,7 @@ def test_the_mask_of_packed_rows(case, per, how):
         expected += [[first + key for key in own if sees(query, key, **how)] for query in own]
         first += rows
     expected += [[row] for row in range(first, table.budget.rows)]
-    got = vg.AttentionMask(per=per, **how).produce(table, None)
+    got = vg.buffers.AttentionMask(per=per, **how).produce(table, None)
     assert got.shape == (1, 1, table.budget.rows, table.budget.rows)
     assert [row.nonzero().flatten().tolist() for row in got[0, 0]] == expected
 
@@ -69,16 +69,18 @@ def test_the_mask_of_packed_rows(case, per, how):
 @given(strategies.grids(merge=2, max_side=12, max_items=3), st.integers(1, 3))
 def test_windows_of_grids_are_segments_too(items, side):
     windows = windows_of(items, side, 2)
-    budget = vg.Budget(4 * sum(map(len, windows)) + 5, items=len(items), segments=len(windows) + 2)
-    got = vg.AttentionMask(per=vg.Windows(side)).produce(make_table(items, budget, vg.GridTHW(merge=2)), None)
+    budget = vg.budgets.Budget(4 * sum(map(len, windows)) + 5, items=len(items), segments=len(windows) + 2)
+    got = vg.buffers.AttentionMask(per=vg.layouts.Windows(side)).produce(
+        make_table(items, budget, vg.GridTHW(merge=2)), None
+    )
     expected = torch.block_diag(*[torch.ones(4 * len(window), 4 * len(window)) for window in windows], torch.eye(5))
     assert torch.equal(got[0, 0], expected.bool())
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, None])
 def test_a_floating_mask_is_added_to_scores(dtype):
-    table = padded_table([2, 3], vg.Budget.padded(2, 3))
-    got = vg.AttentionMask(causal=True, dtype=dtype).produce(table, nn.Linear(2, 2).half())
+    table = padded_table([2, 3], vg.budgets.Budget.padded(2, 3))
+    got = vg.buffers.AttentionMask(causal=True, dtype=dtype).produce(table, nn.Linear(2, 2).half())
     rows = [[0, LOWEST, LOWEST], [0, 0, LOWEST], [LOWEST, LOWEST, 0]], [[0, LOWEST, LOWEST], [0, 0, LOWEST], [0, 0, 0]]
     assert torch.equal(got, torch.tensor(rows, dtype=torch.float16)[:, None])
 
@@ -99,8 +101,8 @@ def test_masks_equal_those_of_transformers(lengths, window, causal, slides):
     row = torch.arange(length)
     pattern = made(row[:1], row[:1], row[:, None], row[None])
     own = (window - 1, -1) if causal else (window, window)
-    mask = vg.AttentionMask(causal=causal, window=own if slides else (-1, -1))
-    got = mask.produce(padded_table(lengths, vg.Budget.padded(len(lengths), length)), None)
+    mask = vg.buffers.AttentionMask(causal=causal, window=own if slides else (-1, -1))
+    got = mask.produce(padded_table(lengths, vg.budgets.Budget.padded(len(lengths), length)), None)
     assert torch.equal(got[:, 0][real], (pattern & keys)[:, 0][real])
 
 
@@ -119,7 +121,7 @@ def test_models_with_plain_attention_take_floating_masks(name):
 @pytest.mark.parametrize("name", ["modernbert", "clip"])
 def test_the_mask_of_another_model_is_refused_and_calls_run_eager(name):
     model = text_model(name)
-    encoder = text_encoder(name, model, [vg.AttentionMask("mask")], declared_by="recipe")
+    encoder = text_encoder(name, model, [vg.buffers.AttentionMask("mask")], declared_by="recipe")
     with pytest.warns(
         UserWarning, match="graphs failed the proof .* not used(.|\n)*something other than the module itself"
     ):
@@ -127,8 +129,8 @@ def test_the_mask_of_another_model_is_refused_and_calls_run_eager(name):
     ids, mask = texts([60, 33, 64, 1])
     assert error_of(encoder(ids, attention_mask=mask), model(ids, attention_mask=mask), mask) < 1e-5
     assert encoder.stats.eager == {"its budget failed the proof": 1}
-    strict = text_encoder(name, model, [vg.AttentionMask("mask")], verify=vg.Verify(strict=True))
-    with pytest.raises(vg.VerificationError, match="something other than the module itself"):
+    strict = text_encoder(name, model, [vg.buffers.AttentionMask("mask")], verify=vg.options.Verify(strict=True))
+    with pytest.raises(vg.errors.VerificationError, match="something other than the module itself"):
         strict(ids, attention_mask=mask)
 
 
@@ -137,7 +139,7 @@ def test_a_key_mask_of_four_dimensions_is_refused_too(name):
     def forward(model, input_ids, key_mask):
         return model(input_ids, attention_mask=key_mask[:, None, None])
 
-    encoder = text_encoder(name, text_model(name), [vg.KeyPaddingMask("key_mask")], forward)
+    encoder = text_encoder(name, text_model(name), [vg.buffers.Mask("key_mask")], forward)
     with pytest.warns(UserWarning, match="failed the proof"):
         encoder.capture()
 
@@ -145,7 +147,7 @@ def test_a_key_mask_of_four_dimensions_is_refused_too(name):
 @pytest.mark.parametrize("window", [(7, 8), (8, 7), (9, 9)])
 def test_a_window_that_is_off_by_one_is_refused(window):
     masks, forward = masks_of("modernbert")
-    wrong = [masks[0], vg.AttentionMask("sliding", window=window)]
+    wrong = [masks[0], vg.buffers.AttentionMask("sliding", window=window)]
     with pytest.warns(UserWarning, match="failed the proof"):
         text_encoder("modernbert", text_model("modernbert"), wrong, forward).capture()
 
@@ -166,9 +168,9 @@ class FarWindow(nn.Module):
 @pytest.mark.parametrize("window", [(500, 500), (-1, -1)])
 def test_the_proof_sees_windows_wider_than_its_other_items_are_long(window):
     spec = vg.BufferSpec(
-        vg.PackedRows("x", shape=(8,)), vg.PaddedMask("real"), [vg.AttentionMask("mask", window=window)]
+        vg.inputs.Rows("x", shape=(8,)), vg.Mask("real"), [vg.buffers.AttentionMask("mask", window=window)]
     )
-    budgets = [vg.Budget.padded(1, 64), vg.Budget.padded(1, 640)]
+    budgets = [vg.budgets.Budget.padded(1, 64), vg.budgets.Budget.padded(1, 640)]
     encoder = vg.GraphedEncoder(
         FarWindow(), budgets, spec, forward=lambda module, x, mask: module.attention(x, mask), backend="tape"
     )
@@ -187,7 +189,7 @@ def test_a_model_that_looks_at_its_mask_names_the_declaration(name):
         return model(input_ids, attention_mask=attention_mask)
 
     with pytest.raises(
-        vg.CaptureError, match=re.escape("masking_utils.py") + "(.|\n)*declare it as a vg.AttentionMask"
+        vg.errors.CaptureError, match=re.escape("masking_utils.py") + "(.|\n)*declare it as a vg.buffers.AttentionMask"
     ):
         text_encoder(name, text_model(name), [], forward).capture()
 
@@ -199,7 +201,7 @@ def test_a_model_that_looks_at_its_mask_names_the_declaration(name):
 @pytest.mark.parametrize("how", [{}, {"causal": True}, {"window": (3, 5)}])
 def test_the_padding_contract_holds_for_packed_rows(dtype, how):
     module = DenseAttention()
-    encoder = dense_encoder(module, [vg.AttentionMask("mask", dtype=dtype, **how)])
+    encoder = dense_encoder(module, [vg.buffers.AttentionMask("mask", dtype=dtype, **how)])
 
     def alone(item):
         row = range(len(item))
@@ -213,8 +215,8 @@ def test_the_padding_contract_holds_for_packed_rows(dtype, how):
 
 def test_tensors_beside_packed_rows_hold_no_nan_in_padding_either():
     module = DenseAttention()
-    inputs = [vg.PerRow("beside", (8,)), vg.PerItem("of_item", (8,), per_row=True)]
-    encoder = dense_encoder(module, [vg.AttentionMask("mask")], inputs=inputs).capture()
+    inputs = [vg.inputs.PerRow("beside", (8,)), vg.inputs.PerItem("of_item", (8,), per_row=True)]
+    encoder = dense_encoder(module, [vg.buffers.AttentionMask("mask")], inputs=inputs).capture()
     for seed, lengths in enumerate(LAYOUTS):
         x, beside = rows_for(lengths, seed), rows_for(lengths, seed + 100)
         of_item = rows_for([len(lengths)], seed + 200)
@@ -233,7 +235,7 @@ def test_a_model_may_run_packed_rows_as_one_text():
         return model(input_ids[None], attention_mask=mask).last_hidden_state[0]
 
     spec = vg.BufferSpec(
-        vg.PackedRows("input_ids", shape=(), dtype=torch.int64), vg.Lengths(), [vg.AttentionMask("mask")]
+        vg.inputs.Rows("input_ids", shape=(), dtype=torch.int64), vg.Lengths(), [vg.buffers.AttentionMask("mask")]
     )
     encoder = vg.GraphedEncoder(model, [64, 128], spec, forward=forward, backend="tape")
 
@@ -245,8 +247,8 @@ def test_a_model_may_run_packed_rows_as_one_text():
 
 
 def test_without_a_mask_padding_is_left_as_it_is():
-    assert dense_encoder(DenseAttention(), [vg.AttentionMask("mask")]).spec.clears_padding
-    assert not dense_encoder(DenseAttention(), [vg.CuSeqlens("mask")]).spec.clears_padding
+    assert dense_encoder(DenseAttention(), [vg.buffers.AttentionMask("mask")]).spec.clears_padding
+    assert not dense_encoder(DenseAttention(), [vg.buffers.CuSeqlens("mask")]).spec.clears_padding
 
 
 # Wrong declarations
@@ -255,23 +257,23 @@ def test_without_a_mask_padding_is_left_as_it_is():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: vg.AttentionMask(window=(3,)), "expected window=(left, right), the numbers of keys before and after"),
-        (lambda: vg.AttentionMask(window=(3, -2)), "expected window=(left, right)"),
-        (lambda: vg.AttentionMask(window=8), "AttentionMask(window=8): expected a tuple with each entry an integer"),
-        (lambda: vg.AttentionMask(dtype=torch.int64), "expected torch.bool, a floating dtype of 16 bits or more, or None"),
-        (lambda: vg.AttentionMask(dtype=torch.float8_e5m2), "expected torch.bool, a floating dtype of 16 bits or more"),
+        (lambda: vg.buffers.AttentionMask(window=(3,)), "expected window=(left, right), the numbers of keys before and after"),
+        (lambda: vg.buffers.AttentionMask(window=(3, -2)), "expected window=(left, right)"),
+        (lambda: vg.buffers.AttentionMask(window=8), "AttentionMask(window=8): expected a tuple with each entry an integer"),
+        (lambda: vg.buffers.AttentionMask(dtype=torch.int64), "expected torch.bool, a floating dtype of 16 bits or more, or None"),
+        (lambda: vg.buffers.AttentionMask(dtype=torch.float8_e5m2), "expected torch.bool, a floating dtype of 16 bits or more"),
         (
-            lambda: vg.BufferSpec("x", vg.PaddedMask(), [vg.AttentionMask("mask", per="frame")]),
+            lambda: vg.BufferSpec("x", vg.Mask(), [vg.buffers.AttentionMask("mask", per="frame")]),
             "rows of a padded batch attend to those of their item; leave per out",
         ),
         (
             lambda: vg.BufferSpec(
-                "x", vg.PaddedMask(columns=(vg.layout.NestedColumn("of"),)), [vg.AttentionMask("mask", per="group")]
+                "x", vg.Mask(columns=(vg.layouts.NestedColumn("of"),)), [vg.buffers.AttentionMask("mask", per="group")]
             ),
             "rows of a padded batch attend to those of their item; leave per out",
         ),
     ],
 )  # fmt: skip
 def test_wrong_declarations_say_what_was_expected(make, message):
-    with pytest.raises(vg.SpecError, match=re.escape(message)):
+    with pytest.raises(vg.errors.SpecError, match=re.escape(message)):
         make()

@@ -24,7 +24,7 @@ MODES = st.sampled_from(["bilinear", "bicubic"])
 def test_grid_positions_equal_those_of_transformers(case, order):
     items, table = case
     expected = vision_utils.get_vision_position_ids(torch.tensor(items), 2 if order == "merge_block" else 1)
-    got = vg.GridPositions(order=order).produce(table, None)
+    got = vg.buffers.GridPositions(order=order).produce(table, None)
     assert got.dtype == torch.int64
     assert torch.equal(got[: len(expected)], expected)
 
@@ -44,25 +44,27 @@ def test_the_rotary_table_equals_that_of_the_tower(case):
     tower = qwen3_vl_tower()
     positions = vision_utils.get_vision_position_ids(torch.tensor(items), 2)
     expected = tower.rotary_pos_emb(torch.empty(0), positions)
-    got = vg.RotaryTable(order="merge_block").produce(table, tower)
+    got = vg.buffers.RotaryTable(order="merge_block").produce(table, tower)
     for a, b in zip(got, expected, strict=True):
         assert a.dtype == torch.float32
         torch.testing.assert_close(a[: len(positions)], b, rtol=0, atol=0)
 
 
 def test_a_rotary_table_may_turn_along_one_axis():
-    table = make_table([(1, 1, 5)], vg.Budget(8), vg.Lengths())
+    table = make_table([(1, 1, 5)], vg.budgets.Budget(8), vg.Lengths())
     inv_freq = torch.tensor([1.0, 0.1])
-    cos, sin = vg.RotaryTable(inv_freq=inv_freq, axes=("row",)).produce(table, None)
+    cos, sin = vg.buffers.RotaryTable(inv_freq=inv_freq, axes=("row",)).produce(table, None)
     angles = torch.arange(5.0)[:, None] * torch.cat([inv_freq, inv_freq])
     torch.testing.assert_close(cos[:5], angles.cos())
     torch.testing.assert_close(sin[:5], angles.sin())
 
 
 def test_unknown_axes_are_refused():
-    table = make_table([(1, 1, 5)], vg.Budget(8), vg.Lengths())
-    with pytest.raises(vg.SpecError, match=re.escape("axes=('z',): expected one or more of 't', 'h', 'w', 'row'")):
-        vg.GridPositions(axes=("z",)).produce(table, None)
+    table = make_table([(1, 1, 5)], vg.budgets.Budget(8), vg.Lengths())
+    with pytest.raises(
+        vg.errors.SpecError, match=re.escape("axes=('z',): expected one or more of 't', 'h', 'w', 'row'")
+    ):
+        vg.buffers.GridPositions(axes=("z",)).produce(table, None)
 
 
 def resampled(entries, items, order, resample):
@@ -80,7 +82,9 @@ def resampled(entries, items, order, resample):
 def test_interpolation_equals_that_of_torch(case, mode, align_corners, order, side):
     items, table = case
     entries = torch.randn(side * side, 5)
-    got = vg.Interpolation(table=entries, mode=mode, align_corners=align_corners, order=order).produce(table, None)
+    got = vg.buffers.Interpolation(table=entries, mode=mode, align_corners=align_corners, order=order).produce(
+        table, None
+    )
     expected = torch.cat(
         list(
             resampled(
@@ -110,7 +114,7 @@ def test_antialiased_interpolation_equals_that_of_torch(case, order, side):
     """Grids smaller and larger than the table, and smaller on one side alone."""
     items, table = case
     entries = torch.randn(side * side, 5)
-    got = vg.Interpolation(table=entries, order=order, antialias=True).produce(table, None)
+    got = vg.buffers.Interpolation(table=entries, order=order, antialias=True).produce(table, None)
     expected = torch.cat(list(resampled(entries, items, order, antialiased)))
     torch.testing.assert_close(got[: len(expected)], expected, rtol=0, atol=1e-5)
     assert not got[len(expected) :].any()
@@ -121,7 +125,7 @@ def test_antialiased_interpolation_equals_that_of_torch(case, order, side):
 
 @given(st.integers(1, 80), st.integers(1, 80), st.sampled_from([1, 5, 16]))
 def test_antialiased_interpolation_to_any_size(h, w, side):
-    table = make_table([(1, h, w)], vg.Budget(h * w + 3), vg.GridTHW())
+    table = make_table([(1, h, w)], vg.budgets.Budget(h * w + 3), vg.GridTHW())
     entries = torch.randn(side * side, 3)
     (expected,) = resampled(entries, [(1, h, w)], "raster", antialiased)
     got = vg.buffers.interpolate_positions(entries, table, antialias=True)[: h * w]
@@ -130,8 +134,8 @@ def test_antialiased_interpolation_to_any_size(h, w, side):
 
 @pytest.mark.parametrize("options", [{"mode": "bicubic"}, {"align_corners": True}])
 def test_antialiasing_of_other_modes_is_refused(options):
-    table = make_table([(1, 2, 2)], vg.Budget(8), vg.GridTHW())
-    with pytest.raises(vg.SpecError, match="expected mode='bilinear' and align_corners=False"):
+    table = make_table([(1, 2, 2)], vg.budgets.Budget(8), vg.GridTHW())
+    with pytest.raises(vg.errors.SpecError, match="expected mode='bilinear' and align_corners=False"):
         vg.buffers.interpolate_positions(torch.randn(9, 3), table, antialias=True, **options)
 
 
@@ -163,9 +167,9 @@ def test_interpolation_adds_what_is_already_there(case, mode, dtype):
 
 
 def test_what_is_added_has_the_shape_of_the_result():
-    table = make_table([(1, 2, 2)], vg.Budget(8), vg.GridTHW())
+    table = make_table([(1, 2, 2)], vg.budgets.Budget(8), vg.GridTHW())
     with pytest.raises(
-        vg.InputError, match=re.escape("add is [4, 3]: expected [rows, dim] = [8, 3], with as many rows")
+        vg.errors.InputError, match=re.escape("add is [4, 3]: expected [rows, dim] = [8, 3], with as many rows")
     ):
         vg.buffers.interpolate_positions(torch.randn(9, 3), table, add=torch.randn(4, 3))
 
@@ -188,7 +192,7 @@ def test_interpolation_indices_and_weights_equal_those_of_transformers(case, mod
 
 def test_interpolation_in_the_dtype_of_the_table_repeats_older_transformers():
     items = [(1, 6, 10)]
-    table = make_table(items, vg.Budget(64), vg.GridTHW(merge=2))
+    table = make_table(items, vg.budgets.Budget(64), vg.GridTHW(merge=2))
     entries = torch.randn(64, 16).bfloat16()
     indices, weights = vision_utils.get_vision_interpolation_indices_and_weights(
         torch.tensor(items), 8, align_corners=True, spatial_merge_size=2
@@ -197,33 +201,35 @@ def test_interpolation_in_the_dtype_of_the_table_repeats_older_transformers():
     older = taps[:, 0] + taps[:, 1] + taps[:, 2] + taps[:, 3]
     newer = (entries[indices] * weights[..., None]).sum(1).bfloat16()
     options = {"table": entries, "align_corners": True, "order": "merge_block"}
-    assert torch.equal(vg.Interpolation(**options, accum_dtype=None).produce(table, None)[:60], older)
-    torch.testing.assert_close(vg.Interpolation(**options).produce(table, None)[:60], newer)
+    assert torch.equal(vg.buffers.Interpolation(**options, accum_dtype=None).produce(table, None)[:60], older)
+    torch.testing.assert_close(vg.buffers.Interpolation(**options).produce(table, None)[:60], newer)
     assert not torch.equal(older, newer)
 
 
 def test_a_table_that_is_not_square_is_refused():
-    table = make_table([(1, 2, 2)], vg.Budget(8), vg.GridTHW())
-    with pytest.raises(vg.SpecError, match="has 10 entries: expected a square number"):
-        vg.Interpolation(table=torch.randn(10, 3)).produce(table, None)
+    table = make_table([(1, 2, 2)], vg.budgets.Budget(8), vg.GridTHW())
+    with pytest.raises(vg.errors.SpecError, match="has 10 entries: expected a square number"):
+        vg.buffers.Interpolation(table=torch.randn(10, 3)).produce(table, None)
 
 
 def test_an_unknown_order_is_refused():
-    with pytest.raises(vg.SpecError, match=re.escape("order='rows'): expected 'raster', 'merge_block' or a Windows")):
-        vg.RotaryTable(inv_freq=torch.ones(2), order="rows")
+    with pytest.raises(
+        vg.errors.SpecError, match=re.escape("order='rows'): expected 'raster', 'merge_block' or a Windows")
+    ):
+        vg.buffers.RotaryTable(inv_freq=torch.ones(2), order="rows")
 
 
 def test_an_unknown_mode_is_refused():
-    with pytest.raises(vg.SpecError, match=re.escape("mode='nearest'): expected 'bilinear' or 'bicubic'")):
-        vg.Interpolation(table=torch.randn(9, 3), mode="nearest")
+    with pytest.raises(vg.errors.SpecError, match=re.escape("mode='nearest'): expected 'bilinear' or 'bicubic'")):
+        vg.buffers.Interpolation(table=torch.randn(9, 3), mode="nearest")
 
 
 def test_a_path_that_leads_to_no_tensor_is_refused():
-    table = make_table([(1, 2, 2)], vg.Budget(8), vg.GridTHW())
+    table = make_table([(1, 2, 2)], vg.budgets.Budget(8), vg.GridTHW())
     with pytest.raises(
-        vg.SpecError, match=r"'pos_embed\.wait' does not exist in Qwen3VLVisionModel: expected the dotted"
+        vg.errors.SpecError, match=r"'pos_embed\.wait' does not exist in Qwen3VLVisionModel: expected the dotted"
     ):
-        vg.Interpolation(table="pos_embed.wait").produce(table, qwen3_vl_tower())
+        vg.buffers.Interpolation(table="pos_embed.wait").produce(table, qwen3_vl_tower())
 
 
 def test_all_buffers_equal_what_transformers_precomputes_for_export():
@@ -231,13 +237,13 @@ def test_all_buffers_equal_what_transformers_precomputes_for_export():
     tower = copy.deepcopy(qwen3_vl_tower())
     expected = {"hidden_states": torch.randn(88, 96), "grid_thw": torch.tensor(grid)}
     precompute_export_inputs(tower, expected)
-    table = make_table(grid, vg.Budget(88, items=2, segments=3), vg.GridTHW(merge=2))
+    table = make_table(grid, vg.budgets.Budget(88, items=2, segments=3), vg.GridTHW(merge=2))
     options = {"entries": 64, "align_corners": True, "order": "merge_block"}
     got = {
         buffer.name: buffer.produce(table, tower)
         for buffer in (
-            vg.CuSeqlens(per="frame"),
-            vg.GridPositions(order="merge_block"),
+            vg.buffers.CuSeqlens(per="frame"),
+            vg.buffers.GridPositions(order="merge_block"),
             vg.buffers.InterpolationIndices(**options),
             vg.buffers.InterpolationWeights(**options),
         )
@@ -249,7 +255,7 @@ def test_all_buffers_equal_what_transformers_precomputes_for_export():
 
 def test_a_buffer_of_your_own_may_say_that_it_uses_no_segments():
     def demand(**options):
-        buffers = [vg.DeviceBuffer("table", lambda table: table, **options)]
+        buffers = [vg.buffers.DeviceBuffer("table", lambda table: table, **options)]
         return vg.BufferSpec("x", vg.GridTHW(), buffers).needs.demand((4, 2, 2))
 
     assert (demand().segments, demand().longest) == (4, 16)
@@ -262,11 +268,11 @@ def test_a_buffer_of_your_own_may_say_that_it_uses_no_segments():
         ("frame", {"any_segments": False}, None, "declare CuSeqlens(per='frame'), or leave out any_segments=False"),
         ("item", {"any_segments": False}, None, "declare CuSeqlens(per='item'), or leave out any_segments=False"),
         ("frame", {"any_segments": False}, "item", "cu_seqlens('frame'): budgets have no room for such segments"),
-        (vg.Windows(2), {}, None, "declare CuSeqlens(per=Windows(side=2))"),
+        (vg.layouts.Windows(2), {}, None, "declare CuSeqlens(per=Windows(side=2))"),
         ("frame", {}, None, None),
         ("item", {"any_segments": False}, "frame", None),
-        ("frame", {"any_segments": False}, vg.Windows(2), None),
-        (vg.Windows(2), {"any_segments": False}, vg.Windows(2), None),
+        ("frame", {"any_segments": False}, vg.layouts.Windows(2), None),
+        (vg.layouts.Windows(2), {"any_segments": False}, vg.layouts.Windows(2), None),
     ],
 )
 def test_segments_that_nothing_counts_are_refused(per, options, other, message):
@@ -279,27 +285,32 @@ def test_segments_that_nothing_counts_are_refused(per, options, other, message):
     def boundaries(table):
         return table.cu_seqlens(per)
 
-    buffers = [vg.DeviceBuffer("own", boundaries, **options)] + ([vg.CuSeqlens("other", per=other)] if other else [])
+    buffers = [vg.buffers.DeviceBuffer("own", boundaries, **options)] + (
+        [vg.buffers.CuSeqlens("other", per=other)] if other else []
+    )
     spec = vg.BufferSpec("x", vg.GridTHW(), buffers)
-    encoder = vg.GraphedEncoder(Counts().eval(), [vg.Budget(64, items=8, segments=16)], spec, backend="tape")
+    encoder = vg.GraphedEncoder(Counts().eval(), [vg.budgets.Budget(64, items=8, segments=16)], spec, backend="tape")
     rows, grid = torch.ones(24, 3), [(6, 2, 2)]
     if message is not None:
-        with pytest.raises(vg.SpecError, match=re.escape(message)):
+        with pytest.raises(vg.errors.SpecError, match=re.escape(message)):
             encoder(rows, grid_thw=grid)
     else:
         assert torch.equal(encoder(rows, grid_thw=grid), rows * (24 if per == "item" else 4))
 
 
 @pytest.mark.parametrize("options", [{}, {"any_segments": False}])
-@pytest.mark.parametrize("layout", [vg.Lengths("sizes"), vg.GridHW("sizes")])
+@pytest.mark.parametrize("layout", [vg.Lengths("sizes"), vg.layouts.GridHW("sizes")])
 def test_frames_are_items_where_items_have_none(layout, options):
     class Counts(nn.Module):
         def forward(self, x, own, most):
             return x * own[-1]
 
-    buffers = [vg.DeviceBuffer("own", lambda table: table.cu_seqlens("frame"), **options), vg.MaxSeqlen("most", "item")]
+    buffers = [
+        vg.buffers.DeviceBuffer("own", lambda table: table.cu_seqlens("frame"), **options),
+        vg.buffers.MaxSeqlen("most", "item"),
+    ]
     spec = vg.BufferSpec("x", layout, buffers)
-    encoder = vg.GraphedEncoder(Counts().eval(), [64], spec, backend="tape", verify=vg.Verify(prove=False))
+    encoder = vg.GraphedEncoder(Counts().eval(), [64], spec, backend="tape", verify=vg.options.Verify(prove=False))
     sizes = [6] if isinstance(layout, vg.Lengths) else [(2, 3)]
     assert torch.equal(encoder(torch.ones(6, 4), sizes=sizes), torch.full((6, 4), 6.0))
 
@@ -315,13 +326,15 @@ def test_frames_are_items_where_items_have_none(layout, options):
     ],
 )
 def test_an_item_table_has_all_numbers_of_each_item(values, came):
-    with pytest.raises(vg.InputError, match=re.escape(f"{came}: expected int64 [items, 3], with t, h, w")):
-        vg.layout.ItemTable(values, vg.Budget(412), vg.GridTHW("grid"))
+    with pytest.raises(vg.errors.InputError, match=re.escape(f"{came}: expected int64 [items, 3], with t, h, w")):
+        vg.layouts.ItemTable(values, vg.budgets.Budget(412), vg.GridTHW("grid"))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_resampling_does_not_follow_the_default_dtype(dtype):
-    table = vg.layout.ItemTable(torch.tensor([[1, 6, 10], [2, 4, 14], [1, 8, 30]]), vg.Budget(412), vg.GridTHW())
+    table = vg.layouts.ItemTable(
+        torch.tensor([[1, 6, 10], [2, 4, 14], [1, 8, 30]]), vg.budgets.Budget(412), vg.GridTHW()
+    )
     entries = torch.randn(256, 8)
     expected = vg.buffers.interpolate_positions(entries, table, antialias=True)
     torch.set_default_dtype(dtype)

@@ -31,15 +31,15 @@ def test_a_host_buffer_that_calls_its_own_encoder_is_refused():
         return torch.ones(1)
 
     calls = []
-    encoder = encoder_of(Scaled(), [vg.HostBuffer("scale", scale, (1,), torch.float32)])
+    encoder = encoder_of(Scaled(), [vg.buffers.HostBuffer("scale", scale, (1,), torch.float32)])
     rows = rows_for([6])
     expected = encoder(rows, lengths=[6])
     for _ in range(2):
         calls.append(encoder)
-        with pytest.raises(vg.InputError, match=r"called the encoder that it is computed for.*another enc"):
+        with pytest.raises(vg.errors.InputError, match=r"called the encoder that it is computed for.*another enc"):
             encoder(rows, lengths=[6])
         calls.append(encoder)
-        with pytest.raises(vg.InputError, match="called the encoder"):
+        with pytest.raises(vg.errors.InputError, match="called the encoder"):
             staged(encoder, rows)
         assert distance(encoder(rows, lengths=[6]), expected) == 0
 
@@ -54,7 +54,7 @@ def test_a_host_buffer_may_call_another_encoder_of_the_pool():
     def scale(layout):
         return first(rows_for([layout.total]), lengths=[layout.total])[:1, 0]
 
-    encoder = encoder_of(Scaled(), [vg.HostBuffer("scale", scale, (1,), torch.float32)], pool=first.pool)
+    encoder = encoder_of(Scaled(), [vg.buffers.HostBuffer("scale", scale, (1,), torch.float32)], pool=first.pool)
     for seed in range(3):
         rows = rows_for([5 + seed], seed)
         got = encoder(rows, lengths=[5 + seed])
@@ -93,7 +93,7 @@ COUNTS = {
         {"shape": ("segments + 1",), "per": "frame"}, lambda layout: torch.zeros(len(frames(layout)) + 1), frames,
     ),
     "windows": (
-        {"shape": ("segments",), "per": vg.Windows(2)},
+        {"shape": ("segments",), "per": vg.layouts.Windows(2)},
         lambda layout: torch.zeros(sum(t * -(-h // 2) * -(-w // 2) for t, h, w in layout.items)), frames,
     ),
     "a number": ({"shape": (3,)}, fixed(3), fixed(2)),
@@ -106,37 +106,39 @@ def test_the_function_returns_what_the_shape_says_for_the_items_of_each_replay(k
     x, many = torch.randn(16, 8), [*GRIDS] * 3
 
     def encoder(function):
-        buffer = vg.HostBuffer("b", function, dtype=torch.float32, **options)
-        spec = vg.BufferSpec(vg.PackedRows("x", (8,)), vg.GridTHW(), [buffer])
-        return vg.GraphedEncoder(Named().eval(), [vg.Budget(32, items=2, segments=12)], spec, backend="tape")
+        buffer = vg.buffers.HostBuffer("b", function, dtype=torch.float32, **options)
+        spec = vg.BufferSpec(vg.inputs.Rows("x", (8,)), vg.GridTHW(), [buffer])
+        return vg.GraphedEncoder(Named().eval(), [vg.budgets.Budget(32, items=2, segments=12)], spec, backend="tape")
 
     good = encoder(right)
     assert torch.equal(good(x, grid_thw=GRIDS), x)
     assert torch.equal(good(x.repeat(3, 1), grid_thw=many), x.repeat(3, 1))
     assert good.stats.replays.total() == 4
-    with pytest.raises(vg.SpecError, match=r"the function of HostBuffer 'b' returned \[\d+\] for .*: expected a CPU"):
+    with pytest.raises(
+        vg.errors.SpecError, match=r"the function of HostBuffer 'b' returned \[\d+\] for .*: expected a CPU"
+    ):
         encoder(wrong)(x.repeat(3, 1), grid_thw=many)
 
 
 def test_a_function_that_does_not_look_at_its_layout_is_an_error_of_a_split_call():
     values = torch.arange(4.0)
-    buffer = vg.HostBuffer("b", lambda layout: values, ("items",), torch.float32)
-    spec = vg.BufferSpec(vg.PackedRows("x", (8,)), vg.Lengths(), [buffer])
+    buffer = vg.buffers.HostBuffer("b", lambda layout: values, ("items",), torch.float32)
+    spec = vg.BufferSpec(vg.inputs.Rows("x", (8,)), vg.Lengths(), [buffer])
     encoder = vg.GraphedEncoder(
-        Named().eval(), [vg.Budget(16, items=4)], spec, backend="tape", verify=vg.Verify(prove=False)
+        Named().eval(), [vg.budgets.Budget(16, items=4)], spec, backend="tape", verify=vg.options.Verify(prove=False)
     )
     encoder(torch.randn(8, 8), lengths=[2, 2, 2, 2])
-    with pytest.raises(vg.SpecError, match="a replay may have only some items of a call"):
+    with pytest.raises(vg.errors.SpecError, match="a replay may have only some items of a call"):
         encoder(torch.randn(32, 8), lengths=[8, 8, 8, 8])
 
 
 def test_segments_need_a_kind():
-    with pytest.raises(vg.SpecError, match="expected per='item', 'frame' or the like"):
-        vg.HostBuffer("b", frames, ("segments",), torch.float32)
+    with pytest.raises(vg.errors.SpecError, match="expected per='item', 'frame' or the like"):
+        vg.buffers.HostBuffer("b", frames, ("segments",), torch.float32)
 
 
 @pytest.mark.parametrize("value", [torch.tensor([2**33 + 1]), torch.tensor([0.5])])
 def test_numbers_that_its_dtype_does_not_hold_are_refused(value):
-    encoder = encoder_of(Scaled(), [vg.HostBuffer("scale", lambda layout: value, (1,), torch.int32)])
-    with pytest.raises(vg.SpecError, match=r"numbers that torch.int32 does not hold.*dtype="):
+    encoder = encoder_of(Scaled(), [vg.buffers.HostBuffer("scale", lambda layout: value, (1,), torch.int32)])
+    with pytest.raises(vg.errors.SpecError, match=r"numbers that torch.int32 does not hold.*dtype="):
         encoder(rows_for([6]), lengths=[6])

@@ -27,7 +27,7 @@ def bias(index=BUCKETS, table="bias.weight", **options):
 
 
 def padded_table(length, batch=2):
-    return make_table([(1, 1, length)], vg.Budget.padded(batch, length), vg.PaddedMask())
+    return make_table([(1, 1, length)], vg.budgets.Budget.padded(batch, length), vg.Mask())
 
 
 def t5_attention(buckets, distance, causal=False, heads=3):
@@ -58,7 +58,7 @@ def test_the_bias_of_a_padded_batch_is_that_of_t5(causal):
     got = bias(T5Buckets(8, 20, causal), "relative_attention_bias.weight").produce(table, module)
     assert got.is_contiguous()
     assert torch.equal(got, module.compute_bias(50, 50))
-    own = vg.AttentionMask(dtype=None, causal=causal).produce(table, module) + got
+    own = vg.buffers.AttentionMask(dtype=None, causal=causal).produce(table, module) + got
     assert own.shape == (2, 3, 50, 50)
 
 
@@ -69,11 +69,11 @@ def test_the_bias_of_a_padded_batch_is_that_of_t5(causal):
 )
 def test_the_bias_of_packed_rows(items, order, axes):
     weights, axes = torch.randn(3, 2), tuple(axes.split())
-    table = make_table(items, vg.Budget(sum(t * h * w for t, h, w in items) + 5, items=4), vg.GridTHW(merge=2))
+    table = make_table(items, vg.budgets.Budget(sum(t * h * w for t, h, w in items) + 5, items=4), vg.GridTHW(merge=2))
     declared = bias(lambda *offsets: sum(offsets).remainder(3), weights, axes=axes, order=order)
     got = declared.produce(table, None)
     assert got.shape == (1, 2, table.budget.rows, table.budget.rows)
-    at, first = vg.GridPositions(order=order, axes=axes).produce(table, None).sum(1).tolist(), 0
+    at, first = vg.buffers.GridPositions(order=order, axes=axes).produce(table, None).sum(1).tolist(), 0
     for t, h, w in items:
         own = at[first : first + t * h * w]
         expected = torch.tensor([[(key - query) % 3 for key in own] for query in own])
@@ -91,7 +91,7 @@ def test_offsets_in_a_grid_are_those_of_swin_and_beit(height, width):
     module = swin.SwinRelativePositionBias(3, (height, width))
     nn.init.normal_(module.relative_position_bias_table)
     rows = height * width
-    table = make_table([(1, height, width)], vg.Budget(rows), vg.GridHW())
+    table = make_table([(1, height, width)], vg.budgets.Budget(rows), vg.layouts.GridHW())
     grid = bias(GridOffsets(height, width), "relative_position_bias_table", axes=("h", "w"))
     got = grid.produce(table, module)
     assert torch.equal(got, module())
@@ -105,15 +105,15 @@ def test_offsets_in_a_grid_are_those_of_swin_and_beit(height, width):
 def test_the_bias_of_a_smaller_grid_is_that_of_its_offsets():
     weights = torch.randn(7 * 9, 2)
     grid = bias(GridOffsets(4, 5), weights, axes=("h", "w"))
-    whole = grid.produce(make_table([(1, 4, 5)], vg.Budget(20), vg.GridHW()), None).view(2, 4, 5, 4, 5)
-    part = grid.produce(make_table([(1, 2, 3)], vg.Budget(6), vg.GridHW()), None).view(2, 2, 3, 2, 3)
+    whole = grid.produce(make_table([(1, 4, 5)], vg.budgets.Budget(20), vg.layouts.GridHW()), None).view(2, 4, 5, 4, 5)
+    part = grid.produce(make_table([(1, 2, 3)], vg.budgets.Budget(6), vg.layouts.GridHW()), None).view(2, 2, 3, 2, 3)
     assert torch.equal(part, whole[:, :2, :3, :2, :3])
 
 
 def test_offsets_that_are_not_in_the_table_are_nan_and_nothing_else_is():
-    weights, budget = torch.randn(9, 2), vg.Budget(9 + 4 + 3, items=2)
+    weights, budget = torch.randn(9, 2), vg.budgets.Budget(9 + 4 + 3, items=2)
     grid = bias(GridOffsets(2, 2), weights, axes=("h", "w"))
-    got = grid.produce(make_table([(1, 3, 3), (1, 2, 2)], budget, vg.GridHW()), None)[0, 0]
+    got = grid.produce(make_table([(1, 3, 3), (1, 2, 2)], budget, vg.layouts.GridHW()), None)[0, 0]
     far = torch.tensor([[abs(a - b) > 1 for b in (0, 1, 2)] for a in (0, 1, 2)])
     nan = far[:, None, :, None] | far[None, :, None, :]
     assert torch.equal(got[:9, :9].isnan(), nan.reshape(9, 9))
@@ -141,7 +141,7 @@ def with_masks(module, x, mask, bias):
 
 def test_the_padding_contract_holds_for_packed_rows():
     module = RelativeAttention()
-    buffers = [vg.AttentionMask("mask", dtype=None), bias(table="attention.bias.weight")]
+    buffers = [vg.buffers.AttentionMask("mask", dtype=None), bias(table="attention.bias.weight")]
     encoder = dense_encoder(module, buffers, forward=with_masks)
     check_padding_contract(encoder, item_by_item(module), rows_for, "lengths", LAYOUTS, 1e-5)
     module.attention.bias.weight.mul_(-3)  # graphs read it at each replay
@@ -150,14 +150,16 @@ def test_the_padding_contract_holds_for_packed_rows():
 
 
 def padded_encoder(module, buffers, **options):
-    spec = vg.BufferSpec(vg.PackedRows("x", shape=(8,)), vg.PaddedMask("real"), buffers)
-    budgets = [vg.Budget.padded(2, 24), vg.Budget.padded(4, 64)]
+    spec = vg.BufferSpec(vg.inputs.Rows("x", shape=(8,)), vg.Mask("real"), buffers)
+    budgets = [vg.budgets.Budget.padded(2, 24), vg.budgets.Budget.padded(4, 64)]
     return vg.GraphedEncoder(module, budgets, spec, forward=with_masks, **({"backend": "tape"} | options))
 
 
 def test_a_padded_batch_equals_the_module_itself():
     module = RelativeAttention()
-    encoder = padded_encoder(module, [vg.AttentionMask("mask", dtype=None), bias(table="attention.bias.weight")])
+    encoder = padded_encoder(
+        module, [vg.buffers.AttentionMask("mask", dtype=None), bias(table="attention.bias.weight")]
+    )
     encoder.capture()
     for seed, lengths in enumerate([[64, 3], [5], [20, 64, 1, 7], [1]]):
         x, real = padded_batch(lengths, seed=seed, fill=0)
@@ -169,7 +171,7 @@ def test_a_padded_batch_equals_the_module_itself():
 
 @pytest.mark.parametrize("wrong", [T5Buckets(8, 40), T5Buckets(8, 20, causal=True), lambda offset: BUCKETS(-offset)])
 def test_another_function_of_positions_is_refused(wrong):
-    buffers = [vg.AttentionMask("mask", dtype=None), bias(wrong, "attention.bias.weight")]
+    buffers = [vg.buffers.AttentionMask("mask", dtype=None), bias(wrong, "attention.bias.weight")]
     with pytest.warns(UserWarning, match="something other than the module itself"):
         padded_encoder(RelativeAttention(), buffers).capture()
 
@@ -180,13 +182,15 @@ def test_items_larger_than_the_table_are_refused_and_padding_is_not():
 
     module = RelativeAttention(offsets, 59)
     own = bias(offsets, "attention.bias.weight", largest=30)
-    encoder = padded_encoder(module, [vg.AttentionMask("mask", dtype=None), own]).capture()
+    encoder = padded_encoder(module, [vg.buffers.AttentionMask("mask", dtype=None), own]).capture()
     x, real = padded_batch([30, 4, 25], 40, fill=0)
     expected = module(x[:, :30], real[:, :30])
     assert distance(encoder(x, real=real)[real], expected[real[:, :30]]) < 1e-5  # in a budget of 64 rows an item
     assert not encoder.stats.eager
     x, real = padded_batch([31, 4])
-    with pytest.raises(vg.LayoutError, match="real\\[0\\] has a size of 31, but buffer 'bias' has entries up to 30"):
+    with pytest.raises(
+        vg.errors.LayoutError, match="real\\[0\\] has a size of 31, but buffer 'bias' has entries up to 30"
+    ):
         encoder(x, real=real)
 
 
@@ -203,7 +207,7 @@ def test_items_larger_than_the_table_are_refused_and_padding_is_not():
     ],
 )
 def test_wrong_declarations_say_what_was_expected(make, message):
-    with pytest.raises(vg.SpecError, match=re.escape(message)):
+    with pytest.raises(vg.errors.SpecError, match=re.escape(message)):
         make()
 
 
@@ -219,7 +223,7 @@ def test_wrong_declarations_say_what_was_expected(make, message):
     ],
 )  # fmt: skip
 def test_what_only_a_forward_shows_is_refused_there(declared, message):
-    with pytest.raises(vg.SpecError, match=re.escape(message)):
+    with pytest.raises(vg.errors.SpecError, match=re.escape(message)):
         declared.produce(padded_table(5), nn.Linear(2, 2))
 
 

@@ -14,7 +14,7 @@ from tests.support import strategies
 from tests.support.encoders import SIMULATED
 from tests.support.minicpm import sincos_1d, sincos_2d
 from tests.support.strategies import make_table
-from varlen_graphs.spec import reading
+from varlen_graphs.declaration import reading
 
 
 def frequencies(dim):
@@ -63,9 +63,9 @@ def test_declarations_that_hold_tensors_can_be_compared():
 @settings(max_examples=30)
 @given(st.lists(st.integers(-1, 71_999), min_size=1, max_size=5))
 def test_sincos_of_a_column_equal_those_of_numpy(times):
-    layout = vg.Lengths(columns=(vg.Column("times", pad=-1),))
+    layout = vg.Lengths(columns=(vg.layouts.Column("times", pad=-1),))
     values = torch.tensor([*[(1, 1, 2, time) for time in times], (0, 0, 0, -1)])
-    table = vg.layout.ItemTable(values, vg.Budget(2 * len(times) + 1), layout)
+    table = vg.layouts.ItemTable(values, vg.budgets.Budget(2 * len(times) + 1), layout)
     entries, index = vg.buffers.SinCosColumn("positions", "times", frequencies(128)).produce(table, None)
     expected = torch.from_numpy(sincos_1d(128, numpy.array(times, dtype=numpy.float32))).float()
     expected[torch.tensor(times) < 0] = 0
@@ -79,8 +79,8 @@ def limited(largest, axes=("h", "w"), **options):
         vg.buffers.Lookup("numbers", squares, axes=axes, largest=largest),
         vg.buffers.SinCos("positions", frequencies(2), largest=50),
     ]
-    spec = vg.BufferSpec(vg.PackedRows("x", shape=(4,)), vg.GridHW("tgt_sizes"), buffers)
-    budgets = [vg.Budget(128, items=4, segments=128)]
+    spec = vg.BufferSpec(vg.inputs.Rows("x", shape=(4,)), vg.layouts.GridHW("tgt_sizes"), buffers)
+    budgets = [vg.budgets.Budget(128, items=4, segments=128)]
 
     def forward(module, x, numbers, positions):
         return vg.buffers.add_sincos(x, positions) + numbers[:, :1]
@@ -94,11 +94,15 @@ def test_sizes_without_entries_are_refused_and_captures_do_not_meet_them():
     assert torch.equal(encoder(x, tgt_sizes=[(2, 6), (10, 1)]), encoder.eager(x, tgt_sizes=[(2, 6), (10, 1)]))
     message = "tgt_sizes[1] has a size of 11, but buffer 'numbers' has entries up to 10: resize the input, or declare"
     for sizes in ([(2, 6), (11, 1)], torch.tensor([(2, 6), (11, 1)])):  # of a tensor on the GPU the host has a look
-        with pytest.raises(vg.LayoutError, match=re.escape(message)):
+        with pytest.raises(vg.errors.LayoutError, match=re.escape(message)):
             encoder(torch.zeros(23, 4), tgt_sizes=sizes)
-    with pytest.raises(vg.LayoutError, match=re.escape("tgt_sizes[0] has a size of 51, but buffer 'positions' has")):
+    with pytest.raises(
+        vg.errors.LayoutError, match=re.escape("tgt_sizes[0] has a size of 51, but buffer 'positions' has")
+    ):
         limited(largest=100)(torch.zeros(51, 4), tgt_sizes=[(51, 1)])
-    with pytest.raises(vg.LayoutError, match=re.escape("tgt_sizes[0] has a size of 12, but buffer 'numbers' has")):
+    with pytest.raises(
+        vg.errors.LayoutError, match=re.escape("tgt_sizes[0] has a size of 12, but buffer 'numbers' has")
+    ):
         limited(largest=10, axes=("row",))(torch.zeros(12, 4), tgt_sizes=[(2, 6)])
 
 
@@ -125,7 +129,7 @@ def test_the_host_looks_at_items_on_the_device_only_where_one_may_be_too_large(m
     ],
 )
 def test_bad_declarations_raise_named_errors(make, message):
-    with pytest.raises(vg.SpecError, match=re.escape(message)):
+    with pytest.raises(vg.errors.SpecError, match=re.escape(message)):
         make()
 
 
@@ -138,6 +142,6 @@ def test_bad_declarations_raise_named_errors(make, message):
     ],
 )
 def test_a_function_that_gives_something_else_is_named(function, message):
-    table = make_table([(1, 2, 2)], vg.Budget(8), vg.GridHW())
-    with pytest.raises(vg.SpecError, match=re.escape(message)):
+    table = make_table([(1, 2, 2)], vg.budgets.Budget(8), vg.layouts.GridHW())
+    with pytest.raises(vg.errors.SpecError, match=re.escape(message)):
         vg.buffers.Lookup("n", function, largest=4).produce(table, None)

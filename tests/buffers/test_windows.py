@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 import varlen_graphs as vg
 from tests.support import strategies
 from tests.support.strategies import make_table
-from varlen_graphs.layout.samples import sample_layout
-from varlen_graphs.spec.reading import parse
+from varlen_graphs.declaration.reading import parse
+from varlen_graphs.layouts.samples import sample_layout
 
 sides = st.integers(1, 5)
 
@@ -33,11 +33,11 @@ def windows_of(items, side, merge):
 def windowed_table(items, side, merge, spare_tokens=0, spare_segments=0):
     rows = sum(t * h * w for t, h, w in items) + spare_tokens * merge**2
     segments = len(windows_of(items, side, merge)) + spare_segments
-    return make_table(items, vg.Budget(rows, items=len(items) + 1, segments=segments), vg.GridTHW(merge=merge))
+    return make_table(items, vg.budgets.Budget(rows, items=len(items) + 1, segments=segments), vg.GridTHW(merge=merge))
 
 
 def index_of(table, side, **options):
-    return vg.buffers.WindowIndex(vg.Windows(side), **options).produce(table, None)
+    return vg.buffers.WindowIndex(vg.layouts.Windows(side), **options).produce(table, None)
 
 
 @given(st.sampled_from([1, 2]).flatmap(lambda m: st.tuples(st.just(m), strategies.grids(merge=m, max_side=24))), sides)
@@ -51,7 +51,7 @@ def test_tokens_come_window_by_window(case, side):
     assert index.tolist() == [*tokens, *range(len(tokens), len(tokens) + 3)]  # padding stays where it is
     back = index_of(table, side, inverse=True)
     assert torch.equal(index[back], torch.arange(len(index)))
-    cu_seqlens = vg.CuSeqlens("cu_window_seqlens", per=vg.Windows(side)).produce(table, None)
+    cu_seqlens = vg.buffers.CuSeqlens("cu_window_seqlens", per=vg.layouts.Windows(side)).produce(table, None)
     starts = torch.tensor([0, *map(len, windows)]).cumsum(0) * merge**2
     assert cu_seqlens.dtype == torch.int32
     assert cu_seqlens.tolist() == [*starts.tolist(), starts[-1], starts[-1]]
@@ -65,31 +65,33 @@ def test_windows_equal_those_of_transformers(items, window_size):
     table = windowed_table(items, side, 2)
     assert torch.equal(index_of(table, side), expected)
     assert torch.equal(index_of(table, side, inverse=True), expected.argsort())
-    assert torch.equal(table.cu_seqlens(vg.Windows(side)), expected_seqlens)
+    assert torch.equal(table.cu_seqlens(vg.layouts.Windows(side)), expected_seqlens)
 
 
 @given(strategies.grids(merge=2), sides)
 def test_a_rotary_table_comes_in_window_order(items, side):
     table = windowed_table(items, side, 2, spare_tokens=2)
     inv_freq = torch.tensor([1.0, 0.1])
-    blocks = vg.RotaryTable(inv_freq=inv_freq, order="merge_block").produce(table, None)
-    windows = vg.RotaryTable(inv_freq=inv_freq, order=vg.Windows(side)).produce(table, None)
+    blocks = vg.buffers.RotaryTable(inv_freq=inv_freq, order="merge_block").produce(table, None)
+    windows = vg.buffers.RotaryTable(inv_freq=inv_freq, order=vg.layouts.Windows(side)).produce(table, None)
     for got, unordered in zip(windows, blocks, strict=True):
         assert torch.equal(got.view(-1, 4, 8), unordered.view(-1, 4, 8)[index_of(table, side)])
 
 
 def spec_of(*per, merge=2):
-    buffers = [vg.CuSeqlens(f"cu_{number}", per=one) for number, one in enumerate(per)]
+    buffers = [vg.buffers.CuSeqlens(f"cu_{number}", per=one) for number, one in enumerate(per)]
     return vg.BufferSpec("x", vg.GridTHW(merge=merge), buffers)
 
 
 @given(strategies.grids(merge=2), sides, st.sampled_from([(), ("frame",), ("item",), ("clip", "frame")]))
 def test_budgets_hold_all_windows_and_the_longest_segment(items, side, others):
-    spec = spec_of(vg.Windows(side), *others)
+    spec = spec_of(vg.layouts.Windows(side), *others)
     table = windowed_table(items, side, 2)
     exact = spec.exact_budget(parse(spec, {"grid_thw": items}, ()))
     assert exact.segments == len(windows_of(items, side, 2))
-    assert exact.max_seqlen == max(int(table.cu_seqlens(per).diff().max()) for per in (vg.Windows(side), *others))
+    assert exact.max_seqlen == max(
+        int(table.cu_seqlens(per).diff().max()) for per in (vg.layouts.Windows(side), *others)
+    )
     demands = [spec.needs.demand(item) for item in items]
     assert sum(demand.segments for demand in demands) == exact.segments
     assert max(demand.longest for demand in demands) == exact.max_seqlen
@@ -99,11 +101,11 @@ def test_budgets_hold_all_windows_and_the_longest_segment(items, side, others):
 
 
 def test_the_most_rows_of_a_window_are_known_before_any_item_is():
-    table = make_table([(1, 8, 8)], vg.Budget(64), vg.GridTHW(merge=2))
-    small = make_table([(1, 2, 2)], vg.Budget(64, max_seqlen=8), vg.GridTHW(merge=2))
-    window = vg.MaxSeqlen(per=vg.Windows(3))
+    table = make_table([(1, 8, 8)], vg.budgets.Budget(64), vg.GridTHW(merge=2))
+    small = make_table([(1, 2, 2)], vg.budgets.Budget(64, max_seqlen=8), vg.GridTHW(merge=2))
+    window = vg.buffers.MaxSeqlen(per=vg.layouts.Windows(3))
     assert window.produce(table, None) == 36
-    assert vg.MaxSeqlen(per="frame").produce(table, None) == 64
+    assert vg.buffers.MaxSeqlen(per="frame").produce(table, None) == 64
     assert window.produce(small, None) == 8
 
 
@@ -112,15 +114,15 @@ def test_items_of_too_many_windows_go_to_a_larger_budget():
         def forward(self, x, cu_window_seqlens):
             return x * 1
 
-    buffers = [vg.CuSeqlens("cu_window_seqlens", per=vg.Windows(4))]
-    budgets = [vg.Budget(256, segments=4), vg.Budget(512, segments=32)]
+    buffers = [vg.buffers.CuSeqlens("cu_window_seqlens", per=vg.layouts.Windows(4))]
+    budgets = [vg.budgets.Budget(256, segments=4), vg.budgets.Budget(512, segments=32)]
     encoder = vg.GraphedEncoder(
         Identity(), budgets, vg.BufferSpec("x", vg.GridTHW(merge=2), buffers), backend="tape", on_miss="error"
     )
     encoder(torch.ones(256, 1), grid_thw=[(1, 16, 16)])  # four whole windows
     encoder(torch.ones(20 * 12, 1), grid_thw=[(1, 12, 20)])  # fewer rows, but six windows
     assert {budget.rows: count for budget, count in encoder.stats.replays.items()} == {256: 1, 512: 1}
-    with pytest.raises(vg.BudgetError, match="needs 1 item of 512 rows in 64 segments of at most 8 rows, but"):
+    with pytest.raises(vg.errors.BudgetError, match="needs 1 item of 512 rows in 64 segments of at most 8 rows, but"):
         encoder(torch.ones(512, 1), grid_thw=[(64, 2, 4)])
 
 
@@ -129,76 +131,82 @@ def test_windows_that_only_the_device_has_seen_are_counted_there():
         def forward(self, x, cu_window_seqlens):
             return x * 1
 
-    spec = vg.BufferSpec("x", vg.GridTHW(merge=2), [vg.CuSeqlens("cu_window_seqlens", per=vg.Windows(4))])
-    budgets = [vg.Budget(256, segments=16), vg.Budget(512, segments=512)]
+    spec = vg.BufferSpec(
+        "x", vg.GridTHW(merge=2), [vg.buffers.CuSeqlens("cu_window_seqlens", per=vg.layouts.Windows(4))]
+    )
+    budgets = [vg.budgets.Budget(256, segments=16), vg.budgets.Budget(512, segments=512)]
     encoder = vg.GraphedEncoder(
-        Identity(), budgets, spec, backend="tape", layouts=vg.GpuLayouts(min_segment_rows=16, simulated=True)
+        Identity(), budgets, spec, backend="tape", layouts=vg.options.GpuLayouts(min_segment_rows=16, simulated=True)
     )
     grid = torch.tensor([[1, 10, 10], [1, 12, 12]])
     assert encoder(torch.ones(244, 1), grid_thw=grid).isfinite().all()
     assert encoder(torch.ones(256, 1), grid_thw=torch.tensor([[32, 2, 4]])).isnan().all()  # 8 rows a window
-    with pytest.raises(vg.LayoutError, match="describes 32 segments, more than the 16 of the budget"):
+    with pytest.raises(vg.errors.LayoutError, match="describes 32 segments, more than the 16 of the budget"):
         encoder.check()
 
 
 @given(st.integers(1, 1500), st.integers(1, 40), st.integers(1, 100), st.integers(4, 1500), sides)
 def test_the_layout_graphs_are_captured_with_fits_its_budget(rows, items, segments, longest, side):
-    budget = vg.Budget(-(-rows // 4) * 4, items, segments, longest)
-    for spec in (spec_of(vg.Windows(side)), spec_of(vg.Windows(side), "frame")):
+    budget = vg.budgets.Budget(-(-rows // 4) * 4, items, segments, longest)
+    for spec in (spec_of(vg.layouts.Windows(side)), spec_of(vg.layouts.Windows(side), "frame")):
         sample = sample_layout(spec.layout, budget, spec.needs.windows)
         assert budget.holds(*spec.needs.load(sample))
         spec.layout.parse([item[:3] for item in sample.items])
 
 
 def test_the_layout_graphs_are_captured_with_has_whole_windows():
-    spec = spec_of(vg.Windows(4), "frame")
-    sample = sample_layout(spec.layout, vg.Budget(1024, items=4, segments=16), spec.needs.windows)
+    spec = spec_of(vg.layouts.Windows(4), "frame")
+    sample = sample_layout(spec.layout, vg.budgets.Budget(1024, items=4, segments=16), spec.needs.windows)
     assert spec.needs.load(sample) == (1024, 4, 16, 256)
 
 
 @pytest.mark.parametrize(
     ("declare", "message"),
     [
-        (lambda: vg.Windows(0), "Windows(side=0): expected an integer of at least 1"),
+        (lambda: vg.layouts.Windows(0), "Windows(side=0): expected an integer of at least 1"),
         (
-            lambda: spec_of(vg.Windows(4), vg.Windows(2)),
+            lambda: spec_of(vg.layouts.Windows(4), vg.layouts.Windows(2)),
             "got [Windows(side=2), Windows(side=4)]: expected windows of one size",
         ),
         (
             lambda: vg.BufferSpec(
-                "x", vg.GridTHW(), [vg.buffers.WindowIndex(vg.Windows(2)), vg.CuSeqlens("cu", per=vg.Windows(3))]
+                "x",
+                vg.GridTHW(),
+                [vg.buffers.WindowIndex(vg.layouts.Windows(2)), vg.buffers.CuSeqlens("cu", per=vg.layouts.Windows(3))],
             ),
             "got [Windows(side=2), Windows(side=3)]: expected windows of one size",
         ),
         (
-            lambda: vg.BufferSpec("x", vg.Lengths(), [vg.CuSeqlens(per=vg.Windows(4))]),
+            lambda: vg.BufferSpec("x", vg.Lengths(), [vg.buffers.CuSeqlens(per=vg.layouts.Windows(4))]),
             "needs items with frames, which Lengths does not describe; declare GridTHW, with t = 1 for an image",
         ),
         (
-            lambda: vg.BufferSpec("x", vg.GridHW(merge=2), [vg.CuSeqlens(per=vg.Windows(4))]),
+            lambda: vg.BufferSpec("x", vg.layouts.GridHW(merge=2), [vg.buffers.CuSeqlens(per=vg.layouts.Windows(4))]),
             "needs items with frames, which GridHW does not describe; declare GridTHW, with t = 1 for an image",
         ),
         (lambda: spec_of(4), "CuSeqlens(per=4): expected 'frame', 'item', 'clip', 'group' or a Windows"),
     ],
 )
 def test_what_makes_no_sense_is_refused(declare, message):
-    with pytest.raises(vg.SpecError, match=re.escape(message)):
+    with pytest.raises(vg.errors.SpecError, match=re.escape(message)):
         declare()
 
 
 def test_attention_is_guessed_by_whole_windows():
-    spec = spec_of(vg.Windows(4))
+    spec = spec_of(vg.layouts.Windows(4))
     layout = parse(spec, {"grid_thw": [(2, 16, 16)]}, ())
     assert spec.needs.squares(layout) == 8 * 64**2
-    assert spec_of(vg.Windows(4), "frame").needs.squares(layout) == 2 * 256**2
+    assert spec_of(vg.layouts.Windows(4), "frame").needs.squares(layout) == 2 * 256**2
 
 
 @pytest.mark.parametrize(
-    "budgets", [[1024], 1024, vg.Ladder(256, 1024), [512, vg.Budget(1024, segments=64)]], ids=lambda one: str(one)
+    "budgets",
+    [[1024], 1024, vg.Ladder(256, 1024), [512, vg.budgets.Budget(1024, segments=64)]],
+    ids=lambda one: str(one),
 )
 @pytest.mark.parametrize("others", [(), ("frame",)])
 def test_budgets_given_in_rows_have_a_segment_for_every_window_of_ordinary_images(budgets, others):
-    encoder = windows_encoder(budgets, vg.Windows(4), *others)
+    encoder = windows_encoder(budgets, vg.layouts.Windows(4), *others)
     for grid in ([(1, 28, 36)], [(1, 36, 28)], [(1, 10, 98)], [(2, 22, 22)], [(1, 4, 4)] * 3):
         rows = torch.ones(sum(t * h * w for t, h, w in grid), 1)
         assert torch.equal(encoder(rows, grid_thw=grid), rows)
@@ -218,16 +226,20 @@ def windows_encoder(budgets, *per, **options):
     [
         ([64, 512], [(1, 24, 24)], "576 rows, and no budget has more than 512"),
         ([512], [(64, 2, 4)], "64 segments, and no budget has more than 32"),
-        ([vg.Budget(256, segments=99), 512], [(64, 2, 4)], "64 segments, and no budget as large otherwise has more"),
-        ([vg.Budget(512, max_seqlen=32)], [(1, 8, 8)], "a segment of 64 rows, and no budget has more than 32"),
+        (
+            [vg.budgets.Budget(256, segments=99), 512],
+            [(64, 2, 4)],
+            "64 segments, and no budget as large otherwise has more",
+        ),
+        ([vg.budgets.Budget(512, max_seqlen=32)], [(1, 8, 8)], "a segment of 64 rows, and no budget has more than 32"),
     ],
 )
 def test_an_item_that_no_budget_holds_is_reported_with_what_it_lacks(budgets, grid, reason):
-    encoder, rows = windows_encoder(budgets, vg.Windows(4)), sum(t * h * w for t, h, w in grid)
+    encoder, rows = windows_encoder(budgets, vg.layouts.Windows(4)), sum(t * h * w for t, h, w in grid)
     encoder(torch.ones(rows, 1), grid_thw=grid)
     assert encoder.stats.eager == {"larger than every budget": 1}
     assert encoder.stats.details["larger than every budget"].startswith(reason)
     assert f"1 eager run: larger than every budget; the last: {reason}" in encoder.report()
-    strict = windows_encoder(budgets, vg.Windows(4), on_miss="error")
-    with pytest.raises(vg.BudgetError, match=reason):
+    strict = windows_encoder(budgets, vg.layouts.Windows(4), on_miss="error")
+    with pytest.raises(vg.errors.BudgetError, match=reason):
         strict(torch.ones(rows, 1), grid_thw=grid)

@@ -111,15 +111,15 @@ def test_a_call_in_another_state_runs_the_module_itself():
 def test_no_graph_is_captured_that_holds_what_others_do(state):
     """A graph would go on doing it once they have ended."""
     module = Attention()
-    encoder = attention_encoder(module=module, spec=attention_spec(rows=vg.PackedRows("x", shape=(8,))))
+    encoder = attention_encoder(module=module, spec=attention_spec(rows=vg.inputs.Rows("x", shape=(8,))))
     if state == "hooks":
         handle = module.qkv.register_forward_hook(lambda module, args, output: output * 2)
-        with pytest.raises(vg.CaptureError, match=r"calls run eager now \(forward hooks\)"):
+        with pytest.raises(vg.errors.CaptureError, match=r"calls run eager now \(forward hooks\)"):
             encoder.capture()
         handle.remove()
     else:
         mode = FlopCounterMode(display=False)
-        with mode, pytest.raises(vg.CaptureError, match=r"calls run eager now \(a dispatch mode of torch\)"):
+        with mode, pytest.raises(vg.errors.CaptureError, match=r"calls run eager now \(a dispatch mode of torch\)"):
             encoder.capture()
     encoder.capture()
     assert distance(encoder(ROWS, lengths=[6]), encoder.eager(ROWS, lengths=[6])) < 1e-6
@@ -134,7 +134,10 @@ def test_a_capture_that_failed_holds_no_settings():
             return super().forward(x)
 
     encoder = encoder_of(Refuses(8, 8).eval().requires_grad_(False))
-    with Deterministic(), pytest.raises((RuntimeError, vg.CaptureError), match="no deterministic implementation"):
+    with (
+        Deterministic(),
+        pytest.raises((RuntimeError, vg.errors.CaptureError), match="no deterministic implementation"),
+    ):
         encoder(ROWS, lengths=[6])
     encoder(ROWS, lengths=[6])
     assert not encoder.stats.eager

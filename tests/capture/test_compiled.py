@@ -25,7 +25,7 @@ def test_one_compilation_serves_every_number_of_rows():
     assert compiled.seconds is None
     for rows in (8, 64, 24, 16, 128):  # the first has as many rows as channels
         x, cu_seqlens = torch.randn(rows, 8), torch.tensor([0, rows // 2, rows], dtype=torch.int32)
-        got = compiled(vg.Budget(rows), x=x, cu_seqlens=cu_seqlens, max_seqlen=rows)
+        got = compiled(vg.budgets.Budget(rows), x=x, cu_seqlens=cu_seqlens, max_seqlen=rows)
         torch.testing.assert_close(got, forward(x, cu_seqlens, rows))
     assert compiled.seconds > 0
 
@@ -40,15 +40,17 @@ def test_tile_schedules_with_and_without_long_tiles_need_one_compilation():
         schedule = tile_schedule(cu_seqlens, rows, rows=rows, heads=2, head_dim=8)
         if rows > 1000:  # as on a GPU with a kernel for long segments
             schedule = replace(schedule, long_tiles=schedule.tiles.clone(), long_block=128)
-        got = compiled(vg.Budget(rows), x=x, cu_seqlens=cu_seqlens, max_seqlen=rows, schedule=schedule)
+        got = compiled(vg.budgets.Budget(rows), x=x, cu_seqlens=cu_seqlens, max_seqlen=rows, schedule=schedule)
         torch.testing.assert_close(got, forward(x, cu_seqlens, rows, schedule))
 
 
 def test_what_depends_on_the_budget_is_not_compiled_again():
     compiled = CompiledForward(lambda x, rows: x * 2 if rows > 100 else x, backend="eager")
-    compiled(vg.Budget(10), x=torch.ones(4), rows=10)
-    with pytest.raises(vg.CaptureError, match=r"(?s)compile=True would recompile for each budget, because of .*rows"):
-        compiled(vg.Budget(200), x=torch.ones(4), rows=200)
+    compiled(vg.budgets.Budget(10), x=torch.ones(4), rows=10)
+    with pytest.raises(
+        vg.errors.CaptureError, match=r"(?s)compile=True would recompile for each budget, because of .*rows"
+    ):
+        compiled(vg.budgets.Budget(200), x=torch.ones(4), rows=200)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +71,7 @@ def test_what_another_capture_differs_in_is_compiled_at_its_first_budget(before,
         dtype = statics.pop("dtype", torch.float32)
         for rows in (64, 32, 16):
             x = torch.randn(rows, dtype=dtype)
-            got = compiled(vg.Budget(rows), x=x, **statics)
+            got = compiled(vg.budgets.Budget(rows), x=x, **statics)
             torch.testing.assert_close(got, forward(x, **statics))
 
 
@@ -77,7 +79,7 @@ def test_budgets_of_one_item_are_compiled_apart():
     compiled = CompiledForward(lambda x: x * 2, backend="eager")
     for items in (8, 4, 1, 2, 1):  # the compiler takes a size of 1 for a constant
         x = torch.randn(items, 16)
-        torch.testing.assert_close(compiled(vg.Budget(16 * items, items=items), x=x), x * 2)
+        torch.testing.assert_close(compiled(vg.budgets.Budget(16 * items, items=items), x=x), x * 2)
 
 
 def test_any_number_of_encoders_is_compiled():
@@ -97,7 +99,7 @@ def test_any_number_of_encoders_is_compiled():
     for number in range(20):
         compiled = CompiledForward(Scale(float(number)).run, backend=backend)
         for rows in (64, 32):
-            assert compiled(vg.Budget(rows), x=torch.ones(rows))[0] == number
+            assert compiled(vg.budgets.Budget(rows), x=torch.ones(rows))[0] == number
     assert len(graphs) == 20
 
 
@@ -114,7 +116,7 @@ def recipe(name, **options):
         "glm4v": towers.glm4v_tower,
         "siglip2": towers.siglip2_tower,
     }[name]()
-    budgets = [vg.Budget(rows, segments=rows // 4) for rows in (256, 512, 1024)]
+    budgets = [vg.budgets.Budget(rows, segments=rows // 4) for rows in (256, 512, 1024)]
     return getattr(vg.recipes, name)(tower, budgets, **options)
 
 

@@ -77,8 +77,8 @@ def is_free(pool):
 
 
 def one_encoder():
-    spec = attention_spec(rows=vg.PackedRows("x", shape=(8,)))
-    return attention_encoder([vg.Budget(64, items=4)], spec=spec)
+    spec = attention_spec(rows=vg.inputs.Rows("x", shape=(8,)))
+    return attention_encoder([vg.budgets.Budget(64, items=4)], spec=spec)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt in a finaliser
@@ -166,7 +166,7 @@ def test_an_interrupt_at_any_instruction_of_a_block_leaves_the_lock_free_and_the
             stream.queued += 1
 
     def new_pool():
-        pool = vg.Pool()
+        pool = vg.options.Pool()
         pool.order.device = torch.device("cuda", 0)
         block(pool, Stream())
         return pool

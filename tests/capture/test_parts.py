@@ -24,7 +24,7 @@ def with_adapter(module):
 
 def test_dropout_that_came_after_the_capture_is_not_captured():
     module, rows = Attention().eval(), rows_for([6])
-    encoder = attention_encoder(module=module, capture=vg.Capture(on_change="recapture"))
+    encoder = attention_encoder(module=module, capture=vg.options.Capture(on_change="recapture"))
     encoder(rows, lengths=[6])
     with_adapter(module)
     encoder(rows, lengths=[6])
@@ -39,9 +39,9 @@ def test_dropout_that_came_after_the_capture_is_not_captured():
 @pytest.mark.parametrize("ask", [lambda e: e.capture(), lambda e: e.verify([{"x": rows_for([6]), "lengths": [6]}])])
 def test_dropout_that_came_before_the_first_capture_is_not_captured(ask):
     module = Attention().eval()
-    encoder, rows = encoder_of(module, [vg.CuSeqlens(), vg.MaxSeqlen()]), rows_for([6])
+    encoder, rows = encoder_of(module, [vg.buffers.CuSeqlens(), vg.buffers.MaxSeqlen()]), rows_for([6])
     with_adapter(module)
-    with pytest.raises(vg.VarlenGraphsError, match="training mode differs from construction"):
+    with pytest.raises(vg.errors.VarlenGraphsError, match="training mode differs from construction"):
         ask(encoder)
     encoder(rows, lengths=[6])
     assert encoder.stats.eager == CHANGED
@@ -52,7 +52,7 @@ def test_dropout_that_came_before_the_first_capture_is_not_captured(ask):
 
 def test_adapters_in_a_lazy_encoder_are_captured_in_evaluation_only():
     module = Attention().eval()
-    encoder, rows = attention_encoder(module=module, capture=vg.Capture(lazy=True)), rows_for([6])
+    encoder, rows = attention_encoder(module=module, capture=vg.options.Capture(lazy=True)), rows_for([6])
     with_adapter(module)
     encoder(rows, lengths=[6])
     assert not encoder.capture_wanted()

@@ -161,7 +161,7 @@ def test_a_cache_filled_in_the_run_does_not_outlive_it():
 )
 def test_what_a_capture_refuses_is_refused_by_name_and_line(name, run):
     x, n = torch.tensor([1.0, 2.0]), torch.tensor([1, 1])
-    with pytest.raises(vg.CaptureError) as error:
+    with pytest.raises(vg.errors.CaptureError) as error:
         tape(lambda: run(x, n))
     message = str(error.value)
     assert name in message
@@ -212,7 +212,7 @@ def test_a_host_scalar_is_frozen_as_on_a_gpu():
 
 def test_a_max_seqlen_read_on_the_host_is_refused_with_the_buffer_that_lifts_it():
     lengths = torch.tensor([3, 4])
-    with pytest.raises(vg.CaptureError, match="MaxSeqlen"):
+    with pytest.raises(vg.errors.CaptureError, match="MaxSeqlen"):
         tape(lambda: lengths.max().item())
 
 
@@ -227,7 +227,7 @@ def test_other_threads_and_later_code_are_not_watched():
 
     tape(run)
     assert read == [[1.0, 1.0]]
-    with pytest.raises(vg.CaptureError):
+    with pytest.raises(vg.errors.CaptureError):
         tape(lambda: x.tolist())
     assert x.tolist() == [1.0, 1.0]
     assert (x.sum() > 1).item()

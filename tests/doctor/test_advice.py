@@ -38,7 +38,7 @@ def test_the_summary_is_a_declaration_to_paste_with_the_keywords_that_the_module
     for words in (
         'rows="x",',
         'layout=vg.Lengths("lengths"),',
-        'vg.GridPositions("position_ids", order=...),',
+        'vg.buffers.GridPositions("position_ids", order=...),',
         "...,  # MaxSeqlen",
         "The module takes position_ids as keyword arguments: vg.recipes.generic(module)",
     ):
@@ -76,7 +76,7 @@ def split_output(m, x, lengths):
 def test_remedies_fit_what_is_computed(function, says):
     found = declarations(function)
     assert any(says in (declaration or "") for declaration in found)
-    assert not any("PaddedMask" in (declaration or "") for declaration in found)
+    assert not any("Mask" in (declaration or "") for declaration in found)
 
 
 def test_the_report_shows_whole_statements():

@@ -193,7 +193,7 @@ def test_all_offenders_are_found_at_once_and_nothing_else(functions):
 def test_the_doctor_finds_what_a_capture_refuses(function):
     example = call()
     findings = list(vg.diagnose(Of(function), example))
-    with nullcontext() if function in HARMLESS else pytest.raises(vg.CaptureError) as error:
+    with nullcontext() if function in HARMLESS else pytest.raises(vg.errors.CaptureError) as error:
         TapeCapture().capture(lambda: function(None, *example), "the test")
     assert len(findings) == (function in OFFENDERS)
     assert all(finding.what in str(error.value) for finding in findings)
@@ -279,9 +279,9 @@ def test_calls_are_dicts_tuples_or_single_arguments():
 
     for one in (torch.ones(4), (torch.ones(4), 2.0), {"x": torch.ones(4), "scale": 2.0}):
         assert vg.diagnose(Of(forward), one).ok
-    with pytest.raises(vg.InputError, match="got no example calls"):
+    with pytest.raises(vg.errors.InputError, match="got no example calls"):
         vg.diagnose(Of(forward))
-    with pytest.raises(vg.InputError, match=r"got a function: expected a torch\.nn\.Module"):
+    with pytest.raises(vg.errors.InputError, match=r"got a function: expected a torch\.nn\.Module"):
         vg.diagnose(forward, torch.ones(4))
 
 
@@ -637,7 +637,7 @@ def test_sparse_and_nested_tensors_are_found_and_refused(function, argument):
     module = Of(function)
     module.register_buffer("table", torch.eye(4).to_sparse())
     assert "sparse tensor" in {finding.kind for finding in vg.diagnose(module, argument())}
-    with pytest.raises(vg.CaptureError, match=r"sparse or nested|host"):
+    with pytest.raises(vg.errors.CaptureError, match=r"sparse or nested|host"):
         TapeCapture().capture(lambda: function(module, argument()), "the test")
 
 
@@ -759,7 +759,7 @@ LAUNCH = """
     assert finding.kind == "wrong replay", finding
     assert "torch.library.custom_op" in finding.remedy, finding
 
-    encoder = vg.GraphedEncoder(module, [64], vg.BufferSpec(vg.PackedRows("x"), vg.Lengths()), backend="tape")
+    encoder = vg.GraphedEncoder(module, [64], vg.BufferSpec(vg.inputs.Rows("x"), vg.Lengths()), backend="tape")
     for _ in range(2):
         rows = torch.randn(5, 4)
         assert torch.equal(encoder(rows, lengths=[2, 3]), module(rows))

@@ -51,7 +51,7 @@ def test_afterwards_the_encoder_replays_graphs_as_before():
 
 
 def test_an_encoder_itself_is_refused_with_what_to_pass_instead():
-    with pytest.raises(vg.InputError, match=r"got a GraphedEncoder: .* pass encoder\.module"):
+    with pytest.raises(vg.errors.InputError, match=r"got a GraphedEncoder: .* pass encoder\.module"):
         vg.diagnose(attention_encoder(), *CALLS)
 
 

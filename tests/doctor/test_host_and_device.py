@@ -125,7 +125,7 @@ def test_host_and_device_are_told_apart(function):
     module.own = torch.device("cpu")
     findings = vg.diagnose(module, example)
     assert [finding.kind for finding in findings if finding.blocks] == FINDS[function]
-    with pytest.raises(vg.CaptureError) if FINDS[function] else nullcontext():
+    with pytest.raises(vg.errors.CaptureError) if FINDS[function] else nullcontext():
         TapeCapture().capture(lambda: function(module, *example), "the test")
 
 

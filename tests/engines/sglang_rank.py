@@ -24,5 +24,5 @@ def run(rank, store):
             assert relative(got, encoder.module(x, grid)) < 1e-5
         assert encoder.stats.replays.total() == (5, 2)[rank]
         assert not encoder.stats.eager
-        with pytest.raises(vg.SpecError, match=r"sharded over 2 ranks.* try --mm-enable-dp-encoder"):
+        with pytest.raises(vg.errors.SpecError, match=r"sharded over 2 ranks.* try --mm-enable-dp-encoder"):
             graph_towers(make_tower(name), [64], backend="tape")

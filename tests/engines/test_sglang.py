@@ -220,7 +220,10 @@ def test_two_ranks_replay_graphs_of_their_own_and_sharded_towers_are_refused(tmp
 
 def test_graphs_of_the_engine_itself_must_be_off():
     tower = make_tower("qwen3_vl")
-    with envs.SGLANG_VIT_ENABLE_CUDA_GRAPH.override(True), pytest.raises(vg.SpecError, match="expected them off"):
+    with (
+        envs.SGLANG_VIT_ENABLE_CUDA_GRAPH.override(True),
+        pytest.raises(vg.errors.SpecError, match="expected them off"),
+    ):
         graph_towers(tower, [64], backend="tape")
     assert not encoders(tower)
 
@@ -228,7 +231,7 @@ def test_graphs_of_the_engine_itself_must_be_off():
 @pytest.mark.parametrize("option", [{"enable_deterministic_inference": True}, {"rl_on_policy_target": "fsdp"}])
 def test_promised_bits_are_not_put_at_risk(option):
     tower = make_tower("qwen3_vl")
-    with get_exec().deterministic.override(**option), pytest.raises(vg.SpecError, match="the same bits"):
+    with get_exec().deterministic.override(**option), pytest.raises(vg.errors.SpecError, match="the same bits"):
         graph_towers(tower, [64], backend="tape")
 
 
@@ -236,7 +239,7 @@ def test_towers_of_other_classes_are_left_alone():
     assert issubclass(GlmOcrVisionModel, Glm4vVisionModel)
     tower = GlmOcrVisionModel.__new__(GlmOcrVisionModel)
     torch.nn.Module.__init__(tower)
-    with pytest.raises(vg.SpecError, match="GlmOcrVisionModel has no vision tower that can be graphed"):
+    with pytest.raises(vg.errors.SpecError, match="GlmOcrVisionModel has no vision tower that can be graphed"):
         graph_towers(tower, [64], backend="tape")
 
 

@@ -39,7 +39,7 @@ class MeanOfSegment(nn.Module):
 
 class Test01AHostValueIsFrozen:
     def test_a_segment_longer_than_the_graphs_bound_goes_where_it_is_whole(self):
-        budgets = [vg.Budget(128, items=4, max_seqlen=16), vg.Budget(256, items=4, max_seqlen=100)]
+        budgets = [vg.budgets.Budget(128, items=4, max_seqlen=16), vg.budgets.Budget(256, items=4, max_seqlen=100)]
         encoder = attention_encoder(budgets, MeanOfSegment())
         for lengths in ([3, 5], [60, 40], [16, 17], [100, 2], [101, 7]):
             rows = rows_for(lengths)
@@ -58,11 +58,11 @@ class Test01AHostValueIsFrozen:
             longest = eval(f"lambda self, cu_seqlens: {frozen}", {"torch": torch})
 
         encoder = attention_encoder(module=Reading())
-        with pytest.raises(vg.CaptureError, match=rf"(?s)reads a tensor on the host.*{remedy}"):
+        with pytest.raises(vg.errors.CaptureError, match=rf"(?s)reads a tensor on the host.*{remedy}"):
             encoder(rows_for([5, 9]), lengths=[5, 9])
 
     def test_boundaries_are_those_of_the_call_and_not_of_the_capture(self):
-        encoder = attention_encoder([vg.Budget(64, items=8)])
+        encoder = attention_encoder([vg.budgets.Budget(64, items=8)])
         for lengths in ([20, 20], [1] * 8, [40], [3, 30, 7]):
             rows = rows_for(lengths)
             assert relative(encoder(rows, lengths=lengths), alone(encoder, rows, lengths)) < 1e-5, lengths
@@ -84,7 +84,7 @@ class TwoLayers(nn.Module):
 
 class Test02PaddingPoisonsRealRows:
     def test_nan_in_every_row_of_padding_and_in_the_pool_changes_no_bit(self):
-        encoder = attention_encoder([vg.Budget(n, items=8) for n in (512, 1024, 2048)], TwoLayers())
+        encoder = attention_encoder([vg.budgets.Budget(n, items=8) for n in (512, 1024, 2048)], TwoLayers())
         lengths = [900, 296]  # 1,196 rows in a budget of 2,048
         rows = rows_for(lengths)
         clean = encoder(rows, lengths=lengths)
@@ -105,9 +105,9 @@ class Boundaries(nn.Module):
 
 class Test03ZerosInTheTailOfTheBoundaries:
     def test_an_image_in_a_graph_sized_for_video_has_no_segment_of_negative_length(self):
-        spec = vg.BufferSpec("x", vg.GridTHW(), [vg.CuSeqlens(per="frame")])
+        spec = vg.BufferSpec("x", vg.GridTHW(), [vg.buffers.CuSeqlens(per="frame")])
         encoder = vg.GraphedEncoder(
-            Boundaries(), [vg.Budget(256, items=4, segments=64)], spec, backend="tape", verify=UNPROVEN
+            Boundaries(), [vg.budgets.Budget(256, items=4, segments=64)], spec, backend="tape", verify=UNPROVEN
         )
         for grid in ([(32, 2, 2)], [(1, 4, 4)], [(1, 2, 3), (2, 4, 5)]):
             rows = sum(t * h * w for t, h, w in grid)
@@ -118,8 +118,8 @@ class Test03ZerosInTheTailOfTheBoundaries:
 class Test04FramesAreNotCheckedByThePacker:
     @pytest.mark.parametrize("frames", [8, 9, 16, 17, 40])
     def test_a_video_of_any_number_of_frames_is_right(self, frames):
-        spec = vg.BufferSpec("x", vg.GridTHW(), [vg.CuSeqlens(per="frame"), vg.MaxSeqlen(per="frame")])
-        budgets = [vg.Budget(64, items=2, segments=8), vg.Budget(256, items=2, segments=16)]
+        spec = vg.BufferSpec("x", vg.GridTHW(), [vg.buffers.CuSeqlens(per="frame"), vg.buffers.MaxSeqlen(per="frame")])
+        budgets = [vg.budgets.Budget(64, items=2, segments=8), vg.budgets.Budget(256, items=2, segments=16)]
         encoder = vg.GraphedEncoder(Attention(DIM), budgets, spec, backend="tape")
         rows = rows_for([4 * frames])
         apart = torch.cat([encoder.eager(frame, grid_thw=[(1, 2, 2)]) for frame in rows.split(4)])
@@ -136,10 +136,11 @@ class Merging(nn.Linear):
 
 class Test05CapacityIsRoundedDown:
     @pytest.mark.parametrize(
-        "budget", [vg.Budget(324, items=8), vg.Budget(321, items=8), vg.Budget(324, items=1, segments=1)]
+        "budget",
+        [vg.budgets.Budget(324, items=8), vg.budgets.Budget(321, items=8), vg.budgets.Budget(324, items=1, segments=1)],
     )
     def test_an_item_of_exactly_the_budgets_size_fits_it(self, budget):
-        spec = vg.BufferSpec("input", vg.GridTHW(merge=2), outputs=vg.Rows(every=4))
+        spec = vg.BufferSpec("input", vg.GridTHW(merge=2), outputs=vg.outputs.Rows(every=4))
         encoder = vg.GraphedEncoder(Merging(DIM, DIM), [budget], spec, backend="tape")
         rows = rows_for([324])
         out = encoder(rows, grid_thw=[(1, 18, 18)])
@@ -147,7 +148,7 @@ class Test05CapacityIsRoundedDown:
         assert (encoder.stats.replays.total(), encoder.stats.eager.total(), encoder.stats.padding) == (1, 0, 0)
 
     def test_items_and_segments_may_be_exactly_as_many_as_the_budget_has_and_as_long(self):
-        encoder = attention_encoder([vg.Budget(64, items=4, segments=4, max_seqlen=16)])
+        encoder = attention_encoder([vg.budgets.Budget(64, items=4, segments=4, max_seqlen=16)])
         rows = rows_for([16] * 4)
         assert relative(encoder(rows, lengths=[16] * 4), alone(encoder, rows, [16] * 4)) < 1e-5
         assert (encoder.stats.replays.total(), encoder.stats.eager.total()) == (1, 0)
@@ -168,7 +169,7 @@ class Test06FreedOrMovedMemoryIsReplayed:
         rows = rows_for([5])
         encoder(rows, lengths=[5])
         move(encoder.module)
-        with pytest.raises(vg.StaleGraphError, match=r"encoder.release\(\)"):
+        with pytest.raises(vg.errors.StaleGraphError, match=r"encoder.release\(\)"):
             encoder(rows, lengths=[5])
         encoder.release()
         assert relative(encoder(rows, lengths=[5]), encoder.eager(rows, lengths=[5])) < 1e-5
@@ -199,7 +200,7 @@ class Test06FreedOrMovedMemoryIsReplayed:
 
 class Test07OutputsAreOverwrittenByTheNextReplay:
     def test_outputs_are_the_callers_own(self):
-        encoder = attention_encoder([vg.Budget(64, items=4)])
+        encoder = attention_encoder([vg.budgets.Budget(64, items=4)])
         rows = rows_for([40])
         kept = encoder(rows, lengths=[40])
         before = kept.clone()
@@ -210,14 +211,14 @@ class Test07OutputsAreOverwrittenByTheNextReplay:
 
 class Test08SlowerThanEagerAndNobodyNotices:
     def test_a_small_image_does_not_pay_for_the_frames_that_videos_may_have(self):
-        spec = vg.BufferSpec(vg.PackedRows("input", (DIM,)), vg.GridTHW(merge=2))
+        spec = vg.BufferSpec(vg.inputs.Rows("input", (DIM,)), vg.GridTHW(merge=2))
         encoder = vg.GraphedEncoder(nn.Linear(DIM, DIM), vg.Ladder(256, 16_384), spec, backend="tape")
         encoder(rows_for([256]), grid_thw=[(1, 16, 16)])
         encoder(rows_for([5000]), grid_thw=[(5, 20, 50)])
         assert encoder.stats.padding < 0.05 * encoder.stats.rows
 
     def test_what_ran_eager_is_counted_by_its_reason_and_shown(self):
-        encoder = attention_encoder([vg.Budget(64, items=4)])
+        encoder = attention_encoder([vg.budgets.Budget(64, items=4)])
         encoder(rows_for([65]), lengths=[65])
         assert encoder.stats.eager == {"larger than every budget": 1}
         assert "larger than every budget" in encoder.report()
@@ -239,7 +240,9 @@ class Test09MemoryAndStartUp:
     def test_a_budget_is_captured_once_and_wrapping_captures_nothing(self):
         module = Counting()
         encoder = attention_encoder(
-            [vg.Budget(64 * n, items=4) for n in range(1, 9)], module, attention_spec(rows=vg.PackedRows("x", (DIM,)))
+            [vg.budgets.Budget(64 * n, items=4) for n in range(1, 9)],
+            module,
+            attention_spec(rows=vg.inputs.Rows("x", (DIM,))),
         )
         assert module.runs == 0
         RUNS.clear()
@@ -265,7 +268,9 @@ class Test10CaptureErrorsPointNowhere:
         other = attention_encoder(pool=broken.pool)
         for _ in range(2):
             line = re.escape("[: cu_seqlens[-1].item()]")
-            with pytest.raises(vg.CaptureError, match=rf"(?s)test_faults\.py:\d+, in forward: .*{line}.*declare"):
+            with pytest.raises(
+                vg.errors.CaptureError, match=rf"(?s)test_faults\.py:\d+, in forward: .*{line}.*declare"
+            ):
                 broken(rows, lengths=[6])
         assert relative(broken.eager(rows, lengths=[6]), alone(other, rows, [6])) < 1e-5
         assert relative(other(rows, lengths=[6]), alone(other, rows, [6])) < 1e-5
@@ -291,7 +296,7 @@ class Test11OtherThreads:
         threads = [threading.Thread(target=guarded, args=(work,)) for work in (read, capture, capture)]
         for thread in threads:
             thread.start()
-        encoder = attention_encoder([vg.Budget(64 * n, items=4) for n in range(1, 9)])
+        encoder = attention_encoder([vg.budgets.Budget(64 * n, items=4) for n in range(1, 9)])
         rows = rows_for([9, 8])
         try:
             got = encoder(rows, lengths=[9, 8])
@@ -305,8 +310,8 @@ class Test11OtherThreads:
 
 class Test12EagerAndGraphsDriftApart:
     def test_bytes_are_normalised_by_every_way_through(self):
-        normalize = vg.spec.Normalize([0.2, 0.4, 0.6], [0.5, 0.25, 0.125])
-        spec = vg.BufferSpec(vg.PackedRows("input", (3 * 4,), torch.uint8, normalize=normalize), vg.Lengths())
+        normalize = vg.inputs.Normalize([0.2, 0.4, 0.6], [0.5, 0.25, 0.125])
+        spec = vg.BufferSpec(vg.inputs.Rows("input", (3 * 4,), torch.uint8, normalize=normalize), vg.Lengths())
         encoder = vg.GraphedEncoder(nn.Linear(12, DIM), [64], spec, backend="tape")
         pixels = torch.randint(256, (40, 12), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
         colours = (pixels.view(40, 3, 4) / 255 - torch.tensor([0.2, 0.4, 0.6])[:, None]) / torch.tensor(
@@ -336,8 +341,8 @@ class Test13OneResamplingInThePlaceOfAnother:
     @pytest.mark.parametrize("align_corners", [False, True])
     @pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
     def test_the_table_is_resampled_as_it_is_declared(self, mode, align_corners):
-        positions = vg.Interpolation("positions", table="table.weight", mode=mode, align_corners=align_corners)
-        spec = vg.BufferSpec("x", vg.GridHW("sizes"), [positions])
+        positions = vg.buffers.Interpolation("positions", table="table.weight", mode=mode, align_corners=align_corners)
+        spec = vg.BufferSpec("x", vg.layouts.GridHW("sizes"), [positions])
         encoder = vg.GraphedEncoder(Embedded(), [256], spec, backend="tape")
         sizes = [(9, 4), (6, 6), (3, 13)]
         square = encoder.module.table.weight.detach().T.view(1, DIM, 6, 6)
@@ -357,14 +362,14 @@ class Timed(nn.Module):
 class Test14ResamplersAndTheirTimes:
     def test_minus_one_is_no_time_and_zero_is_one_and_frames_of_a_clip_are_one_segment(self):
         frequencies = torch.tensor([1.0, 0.1, 0.01, 0.001])
-        layout = vg.GridHW("sizes", columns=(vg.layout.NestedColumn("times", pad=-1, default=-1),))
+        layout = vg.layouts.GridHW("sizes", columns=(vg.layouts.NestedColumn("times", pad=-1, default=-1),))
         buffers = [
             vg.buffers.SinCosColumn("time", "times", frequencies),
-            vg.CuSeqlens("cu_clips", per="group"),
-            vg.MaxSeqlen("max_clip", per="group"),
+            vg.buffers.CuSeqlens("cu_clips", per="group"),
+            vg.buffers.MaxSeqlen("max_clip", per="group"),
         ]
         encoder = vg.GraphedEncoder(
-            Timed(), [vg.Budget(64, items=8)], vg.BufferSpec("x", layout, buffers), backend="tape"
+            Timed(), [vg.budgets.Budget(64, items=8)], vg.BufferSpec("x", layout, buffers), backend="tape"
         )
         sizes, times = [(2, 2), (2, 3), (2, 2), (1, 4)], [-1, 0, 3, 0]
         rows = rows_for([4, 6, 4, 4])

@@ -35,8 +35,10 @@ class Layers(nn.Module):
 class Test02PaddingPoisonsRealRows:
     @pytest.mark.parametrize("backend", ["triton", "torch"])
     def test_nine_graphs_of_one_pool_leave_nothing_to_the_rows_of_a_call(self, backend):
-        budgets = [vg.Budget(256 * n, items=8) for n in range(1, 10)]
-        spec = vg.BufferSpec(vg.PackedRows("x", (DIM,)), vg.Lengths(), [vg.CuSeqlens(), vg.MaxSeqlen()])
+        budgets = [vg.budgets.Budget(256 * n, items=8) for n in range(1, 10)]
+        spec = vg.BufferSpec(
+            vg.inputs.Rows("x", (DIM,)), vg.Lengths(), [vg.buffers.CuSeqlens(), vg.buffers.MaxSeqlen()]
+        )
         encoder = vg.GraphedEncoder(Layers(backend).to("cuda", torch.bfloat16), budgets, spec).capture()
         lengths = [900, 296]
         rows = torch.randn(sum(lengths), DIM, device="cuda", dtype=torch.bfloat16)
@@ -66,7 +68,7 @@ class Growing(nn.Module):
 
 class Test06FreedOrMovedMemoryIsReplayed:
     def test_a_cache_that_a_larger_call_replaced_is_held_or_told(self):
-        encoder = vg.GraphedEncoder(Growing(), [64, 128], vg.BufferSpec(vg.PackedRows("x", (DIM,)), vg.Lengths()))
+        encoder = vg.GraphedEncoder(Growing(), [64, 128], vg.BufferSpec(vg.inputs.Rows("x", (DIM,)), vg.Lengths()))
         small, layout = torch.ones(5, DIM, device="cuda"), torch.tensor([5], device="cuda")
         assert (encoder(small, lengths=layout) == 4).all()
         encoder(torch.ones(4096, DIM, device="cuda"), lengths=[4096])  # runs eager
@@ -75,7 +77,7 @@ class Test06FreedOrMovedMemoryIsReplayed:
         junk = [torch.full((rows, DIM), torch.nan, device="cuda") for rows in (64, 128) for _ in range(32)]
         try:
             again = encoder(small, lengths=layout)
-        except vg.StaleGraphError:
+        except vg.errors.StaleGraphError:
             encoder.release()
             again = encoder(small, lengths=layout)
         assert (again == 4).all()
@@ -85,7 +87,7 @@ class Test06FreedOrMovedMemoryIsReplayed:
 class Test08SlowerThanEagerAndNobodyNotices:
     def test_a_call_far_below_the_only_budget_runs_without_its_padding(self):
         module = nn.Sequential(*(nn.Linear(4096, 4096) for _ in range(8))).to("cuda", torch.bfloat16)
-        spec = vg.BufferSpec(vg.PackedRows("input", (4096,)), vg.Lengths())
+        spec = vg.BufferSpec(vg.inputs.Rows("input", (4096,)), vg.Lengths())
         encoder = vg.GraphedEncoder(module, [16_384], spec).capture()
         encoder(torch.randn(64, 4096, device="cuda", dtype=torch.bfloat16), lengths=[64])
         assert encoder.stats.eager == {"faster without padding": 1}
@@ -96,7 +98,7 @@ class Test09MemoryAndStartUp:
     def test_sixteen_budgets_take_little_more_memory_than_the_largest(self):
         def memory(budgets):
             module = nn.Sequential(nn.Linear(DIM, 4096), nn.GELU(), nn.Linear(4096, DIM)).to("cuda", torch.bfloat16)
-            encoder = vg.GraphedEncoder(module, budgets, vg.BufferSpec(vg.PackedRows("input", (DIM,)), vg.Lengths()))
+            encoder = vg.GraphedEncoder(module, budgets, vg.BufferSpec(vg.inputs.Rows("input", (DIM,)), vg.Lengths()))
             used = encoder.capture().pool.bytes()
             encoder.release()
             return used
@@ -121,7 +123,9 @@ class Test11OtherThreads:
         thread = threading.Thread(target=work)
         thread.start()
         try:
-            spec = vg.BufferSpec(vg.PackedRows("x", (DIM,)), vg.Lengths(), [vg.CuSeqlens(), vg.MaxSeqlen()])
+            spec = vg.BufferSpec(
+                vg.inputs.Rows("x", (DIM,)), vg.Lengths(), [vg.buffers.CuSeqlens(), vg.buffers.MaxSeqlen()]
+            )
             for _ in range(5):
                 module = Layers("triton").to("cuda", torch.bfloat16)
                 encoder = vg.GraphedEncoder(module, [128, 256, 512], spec).capture()

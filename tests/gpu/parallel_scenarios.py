@@ -15,7 +15,11 @@ from tests.support.parallel_scenarios import Before
 from tests.support.ranks import TIMEOUT, check_on_all_ranks, run_scenarios, runs_of
 from tests.support.towers import equal_bits
 
-BUDGETS = [vg.Budget(512, items=8, segments=40), vg.Budget(1024, items=8, segments=64), vg.Budget(2048)]
+BUDGETS = [
+    vg.budgets.Budget(512, items=8, segments=40),
+    vg.budgets.Budget(1024, items=8, segments=64),
+    vg.budgets.Budget(2048),
+]
 
 LAYOUTS = [
     [(1, 32, 32)] * 8,
@@ -90,7 +94,7 @@ def a_capture_that_fails_on_one_rank_raises_on_every_rank(rank, ranks):
             return super().forward(x)
 
     encoder = vg.GraphedEncoder(Fails(8, 8).cuda(), [64], vg.BufferSpec("x", vg.Lengths()))
-    with pytest.raises(vg.CaptureError if rank == 1 else vg.RankError):
+    with pytest.raises(vg.errors.CaptureError if rank == 1 else vg.errors.RankError):
         vg.parallel.DataParallelEncoder(encoder)(rows_for([5]).cuda(), lengths=[5])
 
 
@@ -108,7 +112,7 @@ def an_error_while_one_rank_encodes_is_told_to_others(rank, ranks):
         both.check()
 
     module.before = fail if rank == 1 else lambda: None
-    with pytest.raises(MemoryError if rank == 1 else vg.RankError):
+    with pytest.raises(MemoryError if rank == 1 else vg.errors.RankError):
         call()
     module.before = lambda: None
     check_on_all_ranks(both(rows, lengths=lengths), rows)
@@ -124,7 +128,7 @@ def a_rank_that_is_killed_raises_on_all_others(rank, ranks):
     if rank == ranks - 1:
         os.kill(os.getpid(), signal.SIGKILL)
     start = time.perf_counter()
-    with pytest.raises(vg.RankError, match="a rank of the group did not take part"):
+    with pytest.raises(vg.errors.RankError, match="a rank of the group did not take part"):
         both(rows, grid_thw=LAYOUTS[0])
     assert time.perf_counter() - start < 2 * TIMEOUT.total_seconds()
 

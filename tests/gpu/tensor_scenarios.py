@@ -131,7 +131,7 @@ def failing(rows):
     alone = copy.deepcopy(module)
     module[3].rows = rows
     parallelize_module(module, mesh(), PLAN)
-    spec = vg.BufferSpec(vg.PackedRows("input", shape=(64,)), vg.Lengths())
+    spec = vg.BufferSpec(vg.inputs.Rows("input", shape=(64,)), vg.Lengths())
     return alone, vg.parallel.TensorParallelEncoder(vg.GraphedEncoder(module, [256, 1024], spec))
 
 
@@ -146,7 +146,7 @@ def a_budget_that_fails_on_one_rank_is_out_of_use_on_all(rank, ranks):
 
 def what_fails_on_one_rank_raises_on_all(rank, ranks):
     _, both = failing((256, 1024) if rank == 1 else ())
-    with pytest.raises(vg.CaptureError if rank == 1 else vg.RankError, match="could not be captured"):
+    with pytest.raises(vg.errors.CaptureError if rank == 1 else vg.errors.RankError, match="could not be captured"):
         both.capture()
 
 
@@ -166,9 +166,9 @@ def lose(rank, ranks, before):
     both(rows, grid_thw=LAYOUTS[0])
     torch.cuda.synchronize()  # which waits until what hangs is ended
     seconds = time.perf_counter() - start
-    with pytest.raises(vg.RankError, match="no call ended for 5 s, so the group was aborted"):
+    with pytest.raises(vg.errors.RankError, match="no call ended for 5 s, so the group was aborted"):
         both.check()
-    with pytest.raises(vg.RankError, match="end the process"):
+    with pytest.raises(vg.errors.RankError, match="end the process"):
         both(rows, grid_thw=LAYOUTS[0])
     assert seconds < 4 * DEADLINE
 

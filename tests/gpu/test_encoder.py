@@ -23,7 +23,11 @@ SEEDS = 8
 CUBLAS = 40 << 20
 """What torch may keep for cuBLAS on a stream."""
 LIMIT = {torch.bfloat16: 3e-2, torch.float16: 5e-3}
-BUDGETS = [vg.Budget(512, items=8, segments=40), vg.Budget(1024, items=8, segments=64), vg.Budget(2048)]
+BUDGETS = [
+    vg.budgets.Budget(512, items=8, segments=40),
+    vg.budgets.Budget(1024, items=8, segments=64),
+    vg.budgets.Budget(2048),
+]
 LAYOUTS = [
     [(1, 32, 64)],  # an item of exactly the largest budget
     [(1, 2, 2)],
@@ -94,7 +98,7 @@ def test_weights_may_change_in_place(half):
 
 def test_an_image_in_a_graph_captured_for_a_video_is_alone(half):
     dtype, tower, _ = half
-    encoder = vg.recipes.qwen3_vl(tower, [vg.Budget(2048, items=2, segments=128)])
+    encoder = vg.recipes.qwen3_vl(tower, [vg.budgets.Budget(2048, items=2, segments=128)])
     video, image = [(16, 10, 10)], [(1, 14, 14)]
     encoder(pixels_on_gpu(video, dtype=dtype), grid_thw=video)
     rows = pixels_on_gpu(image, dtype=dtype)
@@ -121,7 +125,7 @@ def test_a_grid_on_the_gpu_is_as_good_as_one_on_the_host(half):
 
 def test_rows_on_the_host_are_refused(half):
     dtype, _, encoder = half
-    with pytest.raises(vg.InputError, match="hidden_states is on cpu, the module on cuda:0; move it first"):
+    with pytest.raises(vg.errors.InputError, match="hidden_states is on cpu, the module on cuda:0; move it first"):
         encoder(pixels_on_gpu(LAYOUTS[1], dtype=dtype).cpu(), grid_thw=LAYOUTS[1])
 
 
@@ -171,7 +175,7 @@ def test_calls_on_several_streams_and_threads_are_right(half):
 
 def test_encoders_of_one_pool_do_not_disturb_each_other(half):
     dtype, tower, _ = half
-    pool = vg.Pool()
+    pool = vg.options.Pool()
     one, two = (vg.recipes.qwen3_vl(tower, BUDGETS[:2], pool=pool) for _ in range(2))
     rows = pixels_on_gpu(LAYOUTS[4], dtype=dtype)
     first = one(rows, grid_thw=LAYOUTS[4])
@@ -205,7 +209,7 @@ def test_moved_weights_raise():
     rows = pixels_on_gpu(LAYOUTS[2])
     encoder(rows, grid_thw=LAYOUTS[2])
     tower.float()
-    with pytest.raises(vg.StaleGraphError, match="was moved or replaced since the graphs were captured"):
+    with pytest.raises(vg.errors.StaleGraphError, match="was moved or replaced since the graphs were captured"):
         encoder(rows, grid_thw=LAYOUTS[2])
     encoder.release()
     assert encoder(rows, grid_thw=LAYOUTS[2]).last_hidden_state.dtype == torch.float32
@@ -223,7 +227,7 @@ class Scaled(Attention):
 
 
 def scaled(scale, **options):
-    spec = attention_spec(rows=vg.PackedRows("x", shape=(16,)))
+    spec = attention_spec(rows=vg.inputs.Rows("x", shape=(16,)))
     return vg.GraphedEncoder(Scaled(scale).to("cuda", torch.bfloat16), [128], spec, **options)
 
 
@@ -237,14 +241,14 @@ def test_what_a_graph_cannot_hold_is_named_before_anything_is_captured():
     encoder = scaled(lambda cu_seqlens: cu_seqlens.max().item())
     for _ in range(2):
         with pytest.raises(
-            vg.CaptureError, match=r"(?s)Tensor.item reads a tensor on the host.*test_encoder.py.*\.item\(\)"
+            vg.errors.CaptureError, match=r"(?s)Tensor.item reads a tensor on the host.*test_encoder.py.*\.item\(\)"
         ):
             encoder(rows, lengths=[6])
     for scale in (
         lambda cu_seqlens: cu_seqlens.cpu()[-1].to("cuda"),
         lambda cu_seqlens: cu_seqlens[cu_seqlens > 0].sum(),
     ):
-        with pytest.raises(vg.CaptureError, match=r"could not be captured: .*\n  at .*test_encoder.py"):
+        with pytest.raises(vg.errors.CaptureError, match=r"could not be captured: .*\n  at .*test_encoder.py"):
             scaled(scale)(rows, lengths=[6])
     assert encoder.eager(rows, lengths=[6]).isfinite().all()
 
@@ -282,7 +286,7 @@ def test_a_capture_that_cuda_ends_leaves_pool_allocator_and_random_numbers_worki
     kept = []
     for _ in range(2):
         with pytest.raises(
-            vg.CaptureError, match=r"(?s)not permitted.*test_encoder.py.*in ask_the_stream: .*no \.item"
+            vg.errors.CaptureError, match=r"(?s)not permitted.*test_encoder.py.*in ask_the_stream: .*no \.item"
         ) as error:
             bad(rows, lengths=[6])
         kept.append(error)  # its traceback holds the graph
@@ -306,13 +310,13 @@ def test_an_encoder_inside_of_a_captured_module_is_refused_by_name():
             return self.inner(x, lengths=lengths)
 
     inner = scaled(lambda cu_seqlens: 1)
-    spec = vg.BufferSpec(vg.PackedRows("x", shape=(16,)), vg.Lengths())
+    spec = vg.BufferSpec(vg.inputs.Rows("x", shape=(16,)), vg.Lengths())
     outer = vg.GraphedEncoder(Outer(inner), [128], spec)
     rows = torch.randn(6, 16, device="cuda", dtype=torch.bfloat16)
     before = inner(rows, lengths=[6])
     for _ in range(2):
         with pytest.raises(
-            vg.CaptureError, match="encoder of Scaled was called inside of Outer, which another encoder is"
+            vg.errors.CaptureError, match="encoder of Scaled was called inside of Outer, which another encoder is"
         ):
             outer(rows, lengths=[6])
     assert torch.equal(inner(rows, lengths=[6]), before)
@@ -367,7 +371,7 @@ def test_the_example_keeps_the_contract_on_the_gpu():
 def test_compiled_code_is_captured_and_keeps_the_padding_contract():
     tower = tower_on_gpu(dtype=torch.float32).to(torch.bfloat16)
     tower.rotary_pos_emb.float()
-    encoder = vg.recipes.qwen3_vl(tower, BUDGETS, capture=vg.Capture(compile=True))
+    encoder = vg.recipes.qwen3_vl(tower, BUDGETS, capture=vg.options.Capture(compile=True))
     original, rows = original_of(tower), pixels_on_gpu
     check_padding_contract(encoder, original, rows, "grid_thw", LAYOUTS, LIMIT[torch.bfloat16])
     assert "torch.compile took of that" in encoder.report()

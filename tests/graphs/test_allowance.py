@@ -84,7 +84,7 @@ def test_default_budgets_stay_within_half_of_the_memory_and_the_report_says_so()
 def test_no_more_tapes_are_captured_than_memory_holds():
     with torch.no_grad(), memory_left(600 << 20):
         encoder = vg.GraphedEncoder(
-            Hungry().eval(), None, vg.BufferSpec(vg.PackedRows("x", (8,)), vg.Lengths()), backend="tape"
+            Hungry().eval(), None, vg.BufferSpec(vg.inputs.Rows("x", (8,)), vg.Lengths()), backend="tape"
         ).capture()
         assert encoder.bytes() < 400e6
     assert encoder.disabled
@@ -103,7 +103,7 @@ def test_budgets_are_measured_again_after_a_release():
     rows = rows_for([100, 20])
     with torch.no_grad():
         with memory_left(600 << 20):
-            encoder = hungry_encoder(vg.layout.DefaultBudgets([256, 512, 4000]))
+            encoder = hungry_encoder(vg.budgets.DefaultBudgets([256, 512, 4000]))
             encoder(rows, lengths=[100, 20])
             assert [budget.rows for budget in encoder.disabled] == [4000]
             encoder.release()
@@ -113,8 +113,8 @@ def test_budgets_are_measured_again_after_a_release():
 
 
 def test_default_budgets_are_bounded_by_the_time_until_the_first_answer():
-    spec = vg.BufferSpec("pictures", vg.Batch(), outputs=vg.Items())
-    encoder = vg.GraphedEncoder(Slow().eval(), None, spec, backend="tape", verify=vg.Verify(prove=False))
+    spec = vg.BufferSpec("pictures", vg.Batch(), outputs=vg.outputs.Items())
+    encoder = vg.GraphedEncoder(Slow().eval(), None, spec, backend="tape", verify=vg.options.Verify(prove=False))
     pictures = torch.randn(1, 3, 4, 4)
     torch.testing.assert_close(encoder(pictures), pictures.mean((1, 2, 3)))
     assert {budget.items for budget in encoder.disabled} >= {32}
@@ -124,7 +124,7 @@ def test_default_budgets_are_bounded_by_the_time_until_the_first_answer():
 
 def test_the_proof_leaves_out_what_takes_long_and_the_report_says_so():
     spec = vg.BufferSpec("x", vg.Lengths())
-    encoder = vg.GraphedEncoder(SlowAtFirst().eval(), [vg.Budget(1)], spec, backend="tape")
+    encoder = vg.GraphedEncoder(SlowAtFirst().eval(), [vg.budgets.Budget(1)], spec, backend="tape")
     rows = torch.ones(1, 8)
     assert torch.equal(encoder(rows, lengths=[1]), rows * 2)
     assert "rows at a time, an eager run of which takes some" in encoder.report()

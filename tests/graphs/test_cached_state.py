@@ -110,9 +110,9 @@ def test_the_first_call_initialises_a_module_as_a_plain_call_does(keep):
 def test_what_a_made_up_call_would_initialise_is_refused_and_left_as_it_was(keep):
     module, rows = Keeping(keep).eval(), rows_for([6])
     alone = copy.deepcopy(module)
-    spec = vg.BufferSpec(vg.PackedRows("x", shape=(8,)), vg.Lengths())
+    spec = vg.BufferSpec(vg.inputs.Rows("x", shape=(8,)), vg.Lengths())
     encoder = vg.GraphedEncoder(module, [64, 128], spec, backend="tape")
-    with pytest.raises(vg.CaptureError, match=r"Keeping (keeps what it computes from rows in|writes to 'loc')"):
+    with pytest.raises(vg.errors.CaptureError, match=r"Keeping (keeps what it computes from rows in|writes to 'loc')"):
         encoder.capture()
     assert same_state(module, alone)
     assert distance(encoder(rows, lengths=[6]), alone(rows)) < 1e-6
@@ -136,14 +136,14 @@ def test_a_capture_ahead_of_calls_initialises_by_its_example(keep):
 
 def test_an_example_that_is_no_call_is_refused():
     encoder = encoder_of(Keeping(into_buffer).eval())
-    with pytest.raises(vg.InputError, match="expected a call as a dict of its arguments by name"):
+    with pytest.raises(vg.errors.InputError, match="expected a call as a dict of its arguments by name"):
         encoder.capture([rows_for([6])])
-    with pytest.raises(vg.InputError, match="argument 'lengths' is missing"):
+    with pytest.raises(vg.errors.InputError, match="argument 'lengths' is missing"):
         encoder.capture({"x": rows_for([6])})
 
 
 def refused(encoder, name, rows):
-    with pytest.raises(vg.CaptureError) as raised:
+    with pytest.raises(vg.errors.CaptureError) as raised:
         encoder(rows, lengths=[len(rows)])
     assert f"Keeping keeps what it computes from rows in {name}: a graph would not follow it" in str(raised.value)
 
@@ -164,7 +164,9 @@ def test_statistics_of_parts_in_training_mode_are_refused():
 
     module, rows = Normed(), rows_for([6])
     alone = copy.deepcopy(module)
-    with pytest.raises(vg.CaptureError, match=r"in 'norms\[0\].running_mean', 'norms\[0\].running_var': a graph"):
+    with pytest.raises(
+        vg.errors.CaptureError, match=r"in 'norms\[0\].running_mean', 'norms\[0\].running_var': a graph"
+    ):
         encoder_of(module)(rows, lengths=[6])
     alone(rows)
     states = [one.norms[0].state_dict().values() for one in (module, alone)]
@@ -177,7 +179,7 @@ def test_statistics_of_parts_in_training_mode_are_refused():
 
 def test_a_lazy_encoder_initialises_by_its_first_call():
     module, rows = Keeping(into_buffer).eval(), rows_for([6])
-    alone, encoder = copy.deepcopy(module), encoder_of(module, capture=vg.Capture(lazy=True))
+    alone, encoder = copy.deepcopy(module), encoder_of(module, capture=vg.options.Capture(lazy=True))
     for seed in range(2):
         assert distance(encoder(rows_for([6], seed), lengths=[6]), alone(rows_for([6], seed))) < 1e-6
         encoder.capture_wanted()
@@ -245,7 +247,7 @@ def test_the_check_costs_a_module_that_keeps_nothing_few_runs():
             next(runs)
             return super().forward(x)
 
-    encoder = encoder_of(Counting(8, 8).eval(), budgets=[64], verify=vg.Verify(prove=False))
+    encoder = encoder_of(Counting(8, 8).eval(), budgets=[64], verify=vg.options.Verify(prove=False))
     encoder(rows_for([6]), lengths=[6])
     # The call, its repetition and a run at capacity; the probes; two runs and the capture of the budget.
     assert next(runs) == 3 + 2 + 3
@@ -409,7 +411,7 @@ class Filled(nn.Module):
 @pytest.mark.parametrize("prove", [True, False])
 def test_captures_fill_no_table_of_the_module(prove):
     module, rows = Filled().eval(), rows_for([12, 8])
-    encoder = encoder_of(module, budgets=[64, 128, 512], verify=vg.Verify(prove=prove))
+    encoder = encoder_of(module, budgets=[64, 128, 512], verify=vg.options.Verify(prove=prove))
     for _ in range(3):
         assert torch.equal(encoder(rows, lengths=[12, 8]), rows * 2)
     assert (module.rows, module.table.count_nonzero(), module.calls) == (20, 20, 1)
@@ -427,7 +429,7 @@ def test_a_capture_that_fails_leaves_the_state_of_one_call():
     module = Fails().eval()
     encoder = encoder_of(module)
     for calls in (1, 2):
-        with pytest.raises(vg.CaptureError):
+        with pytest.raises(vg.errors.CaptureError):
             encoder(rows_for([6]), lengths=[6])
         assert module.calls == calls
 

@@ -51,7 +51,7 @@ def test_budgets_that_come_later_are_timed_alone(clock):
     encoder = attention_encoder()
     encoder(torch.randn(20, 8), lengths=[20])
     first = measured(encoder)
-    more = encoder.add_budget(vg.Budget(96, items=4))
+    more = encoder.add_budget(vg.budgets.Budget(96, items=4))
     (graphs,) = encoder.executor.store.sets
     clock.clear()
     with torch.no_grad():
@@ -66,8 +66,8 @@ def test_budgets_that_come_later_are_timed_alone(clock):
 
 def test_what_a_row_takes_is_of_the_largest_graph_there_was(clock):
     """Not of larger budgets that only a warm-up file knows, nor of smaller ones that are timed later."""
-    small, large = 128, vg.Budget(512)
-    known = Costs({vg.Budget(rows): rows / 64 for rows in (small, 16_384)}, host=30.0, bytes_per_row=77.0)
+    small, large = 128, vg.budgets.Budget(512)
+    known = Costs({vg.budgets.Budget(rows): rows / 64 for rows in (small, 16_384)}, host=30.0, bytes_per_row=77.0)
     encoder = attention_encoder([small, large])
     encoder(torch.randn(20, 8), lengths=[20])
     (graphs,) = encoder.executor.store.sets
@@ -79,7 +79,7 @@ def test_what_a_row_takes_is_of_the_largest_graph_there_was(clock):
         return costs.bytes_per_row
 
     assert bytes_per_row(large) == 1000 + 8 * 4
-    more = encoder.add_budget(vg.Budget(96, items=4))
+    more = encoder.add_budget(vg.budgets.Budget(96, items=4))
     assert bytes_per_row(more) == 1000 + 8 * 4
     encoder.drop_budget(large)
     assert bytes_per_row(more) == 1000 + 8 * 4  # pool and arena stay as large
@@ -137,7 +137,7 @@ def test_a_host_buffer_that_refuses_samples_does_not_fail_the_call():
             raise ValueError("no item of mine is so long")
         return torch.ones(len(layout.items))
 
-    spec = vg.BufferSpec("x", vg.Lengths(), [vg.HostBuffer("extra", extra, ("items",), torch.float32)])
+    spec = vg.BufferSpec("x", vg.Lengths(), [vg.buffers.HostBuffer("extra", extra, ("items",), torch.float32)])
     encoder = vg.GraphedEncoder(WithExtra(8, 8), [512, 1024], spec, backend="tape")
     encoder(torch.randn(20, 8), lengths=[20])
     with pytest.warns(UserWarning, match="could not be timed.*no item of mine is so long"):

@@ -52,7 +52,7 @@ def test_python_values_of_outputs_that_show_less_than_they_hold_are_refused(valu
         def forward(self, x):
             return {"x": x * 2, "rows": value(x)}
 
-    with pytest.raises(vg.SpecError, match="Of subclasses of numbers and texts it is not known"):
+    with pytest.raises(vg.errors.SpecError, match="Of subclasses of numbers and texts it is not known"):
         encoder_of(Telling().eval())(rows_for([6]), lengths=[6])
 
 
@@ -63,11 +63,11 @@ def test_a_function_of_outputs_that_calls_the_encoder_is_refused():
         return rows
 
     calls = []
-    spec = vg.BufferSpec("x", vg.Lengths(), outputs=vg.Entries(of_item, lambda budget: budget.rows))
+    spec = vg.BufferSpec("x", vg.Lengths(), outputs=vg.outputs.Entries(of_item, lambda budget: budget.rows))
     encoder = vg.GraphedEncoder(nn.Identity().eval(), [64], spec, forward=lambda module, x: x * 2, backend="tape")
     rows = rows_for([12, 8])
     assert torch.equal(encoder(rows, lengths=[12, 8]), rows * 2)
     calls.append(encoder)
-    with pytest.raises(vg.VarlenGraphsError, match="a function of the declaration"):
+    with pytest.raises(vg.errors.VarlenGraphsError, match="a function of the declaration"):
         encoder(rows, lengths=[12, 8])
     assert torch.equal(encoder(rows, lengths=[12, 8]), rows * 2)

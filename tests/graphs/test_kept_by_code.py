@@ -297,11 +297,11 @@ class Embedding(nn.Module):
 
 @pytest.mark.parametrize("pad", [0, 7, 99])
 def test_what_is_kept_of_token_ids_is_that_of_the_first_call(pad):
-    spec = vg.BufferSpec(vg.PackedRows("ids", shape=(), dtype=torch.int64, pad=pad), vg.Lengths())
+    spec = vg.BufferSpec(vg.inputs.Rows("ids", shape=(), dtype=torch.int64, pad=pad), vg.Lengths())
     module = Embedding()
     encoder = vg.GraphedEncoder(module, [64, 128], spec, backend="tape")
     ids = torch.tensor([5, 7, 99])
-    with pytest.raises(vg.CaptureError, match="Embedding keeps what it computes from rows in 'mean'"):
+    with pytest.raises(vg.errors.CaptureError, match="Embedding keeps what it computes from rows in 'mean'"):
         encoder.capture()
     assert module.mean is None
     expected = module.table(ids) - module.table(ids).mean(0)

@@ -17,14 +17,14 @@ def stack(**options):
 
 
 def encoder_of(module, real=False):
-    spec = vg.BufferSpec("src", vg.PaddedLengths(), [vg.KeyPaddingMask("src_key_padding_mask", real=real)])
-    return vg.GraphedEncoder(module, [vg.Budget.padded(4, 16)], spec, backend="tape")
+    spec = vg.BufferSpec("src", vg.Lengths(padded=True), [vg.buffers.Mask("src_key_padding_mask", real=real)])
+    return vg.GraphedEncoder(module, [vg.budgets.Budget.padded(4, 16)], spec, backend="tape")
 
 
 @pytest.mark.parametrize("real", [False, True])  # with the wrong one, padding items alone are left, and torch raises
 @pytest.mark.filterwarnings("ignore:.*nested tensors")
 def test_the_refusal_says_how_to_do_without(real):
-    with pytest.raises(vg.CaptureError, match=r"(?s)nested tensors.*transformer.py.*enable_nested_tensor=False"):
+    with pytest.raises(vg.errors.CaptureError, match=r"(?s)nested tensors.*transformer.py.*enable_nested_tensor=False"):
         encoder_of(stack(), real)(torch.randn(3, 6, 16), lengths=LENGTHS)
 
 
@@ -50,5 +50,5 @@ def test_a_failure_of_the_module_that_no_rule_explains_is_told_as_it_is():
     encoder = vg.GraphedEncoder(Raises(8, 8).eval(), [64], vg.BufferSpec("x", vg.Lengths()), backend="tape")
     with pytest.raises(ZeroDivisionError, match="by the module"):
         encoder(torch.randn(5, 8), lengths=[5])
-    with pytest.raises(vg.SpecError, match="the shape of x is not known"):
+    with pytest.raises(vg.errors.SpecError, match="the shape of x is not known"):
         encoder.capture()

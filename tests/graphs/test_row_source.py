@@ -48,7 +48,7 @@ def test_rows_whose_memory_was_freed_are_refused(first):
     encoder, rows = encoder_of(Two()), torch.ones(30, 8)[first : first + 21]
     assert torch.equal(encoder(rows, lengths=LENGTHS)[0], torch.ones(21, 8))
     rows.untyped_storage().resize_(0)
-    with pytest.raises(vg.InputError, match="memory of the rows was freed"):
+    with pytest.raises(vg.errors.InputError, match="memory of the rows was freed"):
         encoder(rows, lengths=LENGTHS)
 
 
@@ -72,7 +72,7 @@ def test_rows_that_get_other_memory_during_a_call_are_those_that_came():
             act()
         return torch.zeros(1)
 
-    encoder = encoder_of(Beside(), [vg.HostBuffer("number", number, (1,), torch.float32)])
+    encoder = encoder_of(Beside(), [vg.buffers.HostBuffer("number", number, (1,), torch.float32)])
     encoder(rows_for(LENGTHS, 1), lengths=LENGTHS)
     rows, others = rows_for(LENGTHS), []
     expected = rows.clone()
@@ -155,7 +155,7 @@ class Turned(nn.Module):
 
 
 def test_complex_rows_are_conjugated_where_they_are_in_name_alone():
-    spec = vg.BufferSpec(vg.PackedRows("x", (8,), torch.complex64), vg.Lengths())
+    spec = vg.BufferSpec(vg.inputs.Rows("x", (8,), torch.complex64), vg.Lengths())
     encoder = vg.GraphedEncoder(Turned(), BUDGETS, spec, backend="tape")
     rows = torch.complex(rows_for(LENGTHS, 1), rows_for(LENGTHS, 2))
     for came in (rows, rows.conj()):
@@ -166,7 +166,7 @@ def test_complex_rows_are_conjugated_where_they_are_in_name_alone():
 @pytest.mark.parametrize(("dtype", "shape"), [(torch.int64, ()), (torch.int32, ()), (torch.int32, (2,))])
 def test_rows_of_integers_are_taken(dtype, shape):
     module = nn.Embedding(50, 4).eval()
-    spec = vg.BufferSpec(vg.PackedRows("input", shape, dtype, pad=1), vg.Lengths())
+    spec = vg.BufferSpec(vg.inputs.Rows("input", shape, dtype, pad=1), vg.Lengths())
     encoder = vg.GraphedEncoder(module, BUDGETS, spec, backend="tape")
     for seed in range(3):
         ids = torch.randint(50, (21, *shape), dtype=dtype, generator=torch.Generator().manual_seed(seed))

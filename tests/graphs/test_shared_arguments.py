@@ -27,7 +27,9 @@ class WritesBoth(nn.Module):
 
 
 def encoder_of(module, one, other):
-    buffers = [vg.DeviceBuffer(name, lambda table, of=of: of(table)) for name, of in (("one", one), ("other", other))]
+    buffers = [
+        vg.buffers.DeviceBuffer(name, lambda table, of=of: of(table)) for name, of in (("one", one), ("other", other))
+    ]
     spec = vg.BufferSpec("x", vg.Lengths("sizes"), buffers=buffers)
     return vg.GraphedEncoder(module.eval(), [64, 128], spec, backend="tape")
 
@@ -44,7 +46,7 @@ def length(table):
 def test_a_module_that_writes_to_one_of_two_buffers_that_are_the_same_is_refused(inference):
     encoder = encoder_of(Writes(), place, place)
     message = "writes in place to 'one' or 'other', which are the same memory"
-    with torch.inference_mode(inference), pytest.raises(vg.SpecError, match=message):
+    with torch.inference_mode(inference), pytest.raises(vg.errors.SpecError, match=message):
         encoder(torch.ones(6, 4), sizes=[2, 4])
 
 
@@ -71,17 +73,19 @@ def test_boundaries_of_queries_and_keys_are_the_same_too():
             q = k = v = x[:, None]
             return vg.varlen_attention(q, k, v, cu_seqlens, max_seqlen, cu_seqlens_k=keys)[:, 0]
 
-    spec = attention_spec(buffers=[vg.CuSeqlens(), vg.CuSeqlens("keys"), vg.MaxSeqlen()])
+    spec = attention_spec(buffers=[vg.buffers.CuSeqlens(), vg.buffers.CuSeqlens("keys"), vg.buffers.MaxSeqlen()])
     encoder = vg.GraphedEncoder(Halved().eval(), [64], spec, backend="tape")
-    with pytest.raises(vg.SpecError, match="'cu_seqlens' or 'keys', which are the same memory"):
+    with pytest.raises(vg.errors.SpecError, match="'cu_seqlens' or 'keys', which are the same memory"):
         encoder(torch.ones(6, 4), lengths=[6])
 
 
 def test_views_that_lie_between_each_other_are_no_shared_memory():
     at = [lambda table, i=i: table.positions("raster")[i] for i in (1, 2)]
-    buffers = [vg.DeviceBuffer(name, of) for name, of in zip(("one", "other"), at, strict=True)]
+    buffers = [vg.buffers.DeviceBuffer(name, of) for name, of in zip(("one", "other"), at, strict=True)]
     module = WritesBoth().eval()
-    encoder = vg.GraphedEncoder(module, [64], vg.BufferSpec("x", vg.GridHW("sizes"), buffers=buffers), backend="tape")
+    encoder = vg.GraphedEncoder(
+        module, [64], vg.BufferSpec("x", vg.layouts.GridHW("sizes"), buffers=buffers), backend="tape"
+    )
     h, w = torch.arange(2).repeat_interleave(3), torch.arange(3).repeat(2)
     assert torch.equal(encoder(torch.ones(6, 4), sizes=[(2, 3)]), module(torch.ones(6, 4), h, w))
     assert not encoder.stats.eager

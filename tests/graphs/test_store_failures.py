@@ -17,10 +17,10 @@ from tests.support.encoders import Attention, attention_encoder, attention_spec,
 from tests.support.towers import distance, equal_bits
 from varlen_graphs.capture.cuda import CudaCapture
 
-SHAPED = attention_spec(rows=vg.PackedRows("x", shape=(8,)))
+SHAPED = attention_spec(rows=vg.inputs.Rows("x", shape=(8,)))
 SIZES = (96, 192, 256)
 """Other numbers of rows than those that a module is looked at with first."""
-BUDGETS = tuple(vg.Budget(rows, items=8) for rows in SIZES)
+BUDGETS = tuple(vg.budgets.Budget(rows, items=8) for rows in SIZES)
 
 
 def memory_short(x):
@@ -119,12 +119,15 @@ def test_what_fails_at_every_budget_is_raised(name):
     encoder = faulty(FAULTS[name], SIZES)
     error, message = {
         "memory": (
-            vg.CaptureError,
+            vg.errors.CaptureError,
             r"(?s)no budget could be captured, because memory is short: .*20.00 GiB.*smaller bud",
         ),
-        "host memory": (vg.CaptureError, "no budget could be captured, because memory is short: RuntimeError: "),
-        "refused": (vg.CaptureError, "(?s)Tensor.item reads a tensor on the host.*in refused: return.*MaxSeqlen"),
-        "error": (vg.CaptureError, "ValueError: no grid of so many blocks"),
+        "host memory": (vg.errors.CaptureError, "no budget could be captured, because memory is short: RuntimeError: "),
+        "refused": (
+            vg.errors.CaptureError,
+            "(?s)Tensor.item reads a tensor on the host.*in refused: return.*MaxSeqlen",
+        ),
+        "error": (vg.errors.CaptureError, "ValueError: no grid of so many blocks"),
     }[name]
     for _ in range(2):
         TRIED.clear()
@@ -192,7 +195,7 @@ def test_an_interrupt_leaves_encoder_and_process_able_to_capture(at, interrupt):
 
     encoder = attention_encoder(module=Interrupted(), spec=SHAPED)
     rows = rows_for([6])
-    with warnings.catch_warnings(), contextlib.suppress(vg.CaptureError, interrupt):
+    with warnings.catch_warnings(), contextlib.suppress(vg.errors.CaptureError, interrupt):
         warnings.simplefilter("ignore")  # of budgets that were left out, and graphs that were not proven
         encoder.capture()
     at = 10**9
@@ -233,7 +236,9 @@ def test_where_eager_is_an_error_only_what_a_budget_out_of_use_would_hold_runs_e
     encoder = captured_with_warnings(faulty(memory_short, (256,), on_miss="error"), 1)
     rows = rows_for([200])
     assert distance(encoder(rows, lengths=[200]), encoder.eager(rows, lengths=[200])) < 1e-6
-    with pytest.raises(vg.BudgetError, match=r"largest budget is Budget\(rows=192.*rows=256.* is disabled: OutOfMem"):
+    with pytest.raises(
+        vg.errors.BudgetError, match=r"largest budget is Budget\(rows=192.*rows=256.* is disabled: OutOfMem"
+    ):
         encoder(rows_for([300]), lengths=[300])
 
 
@@ -245,7 +250,7 @@ def test_a_stage_runs_eager_where_its_budgets_are_out_of_use():
             stage.rows.copy_(rows)
         assert distance(stage.output, encoder.eager(rows, lengths=lengths)) < 1e-6
     assert encoder.stats.eager == {"its budget could not be captured": 2}
-    with pytest.raises(vg.BudgetError, match="no budget holds"), encoder.stage([300]):
+    with pytest.raises(vg.errors.BudgetError, match="no budget holds"), encoder.stage([300]):
         pass
 
 
@@ -272,7 +277,7 @@ def test_an_encoder_without_any_budget_in_use_runs_eager():
         stage.rows.copy_(rows_for([6]))
     assert distance(stage.output, encoder.eager(rows_for([6]), lengths=[6], scale=2.0)) < 1e-6
     with pytest.raises(
-        vg.CaptureError, match=r"no budget is enabled; .* of no other reason; encoder.release\(\) enables all"
+        vg.errors.CaptureError, match=r"no budget is enabled; .* of no other reason; encoder.release\(\) enables all"
     ):
         encoder.capture(scale=2.0)
     encoder.release()
@@ -292,12 +297,16 @@ REFUSED = RuntimeError("CUDA error: operation not permitted when stream is captu
         ([INVALIDATED], None, None),
         ([SHORT], None, None),
         ([SHORT, SHORT], torch.OutOfMemoryError, "Tried to allocate 2.00 GiB"),
-        ([INVALIDATED, INVALIDATED], vg.CaptureError, "(?s)could not be captured: CUDA error: .*previous error"),
-        ([INVALIDATED, REFUSED], vg.CaptureError, "not permitted"),
+        ([INVALIDATED, INVALIDATED], vg.errors.CaptureError, "(?s)could not be captured: CUDA error: .*previous error"),
+        ([INVALIDATED, REFUSED], vg.errors.CaptureError, "not permitted"),
         ([DRAWS], None, None),
         ([INVALIDATED, DRAWS], None, None),
         ([DRAWS, SHORT, SHORT], torch.OutOfMemoryError, "Tried to allocate 2.00 GiB"),
-        ([REFUSED], vg.CaptureError, r"(?s)not permitted.*at .*test_store_failures.py.*in capture_once: .*no \.item"),
+        (
+            [REFUSED],
+            vg.errors.CaptureError,
+            r"(?s)not permitted.*at .*test_store_failures.py.*in capture_once: .*no \.item",
+        ),
     ],
 )
 def test_a_capture_in_whose_way_something_else_was_is_tried_again(monkeypatch, errors, raised, message):
@@ -314,7 +323,7 @@ def test_a_capture_in_whose_way_something_else_was_is_tried_again(monkeypatch, e
     monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
     monkeypatch.setattr(CudaCapture, "capture_once", capture_once)
     with contextlib.nullcontext() if raised is None else pytest.raises(raised, match=message):
-        assert CudaCapture(vg.Pool()).capture(list, "graph") == "graph"
+        assert CudaCapture(vg.options.Pool()).capture(list, "graph") == "graph"
     assert not left
     assert drawn == [DRAWS in errors[:tries] for tries in range(len(drawn))]  # whose random numbers the capture takes
     assert gc.isenabled()

@@ -190,7 +190,9 @@ def test_a_shallow_copy_shares_the_encoder_which_runs_the_original():
 
 def test_a_model_in_training_mode_is_refused_where_chance_decides():
     tower = tower_model("ViTModel", hidden_dropout_prob=0.5).train()
-    with pytest.raises(vg.SpecError, match=r"(?s)ViTModel has no tower that can be graphed:.*or on chance: call .eval"):
+    with pytest.raises(
+        vg.errors.SpecError, match=r"(?s)ViTModel has no tower that can be graphed:.*or on chance: call .eval"
+    ):
         wrapped(tower)
 
 
@@ -210,7 +212,7 @@ def test_towers_that_cannot_be_graphed_are_reported_with_the_reason():
     both = nn.ModuleDict({"reads": Reads(), "mixes": Mixes()}).eval()
     for part in both.values():
         part.config = type("Config", (), {"image_size": 16})
-    with pytest.raises(vg.SpecError) as refused:
+    with pytest.raises(vg.errors.SpecError) as refused:
         wrapped(both)
     reasons = str(refused.value).splitlines()
     assert reasons[0] == "ModuleDict has no tower that can be graphed:"
@@ -236,7 +238,7 @@ def test_a_language_model_is_never_run():
 def test_a_model_of_language_alone_has_no_tower():
     transformers = pytest.importorskip("transformers")
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**MULTIMODAL["llava"][1]["text_config"]))
-    with pytest.raises(vg.SpecError, match=r"LlamaForCausalLM has no tower"):
+    with pytest.raises(vg.errors.SpecError, match=r"LlamaForCausalLM has no tower"):
         wrapped(model)
 
 
@@ -255,7 +257,7 @@ class Own(nn.Module):
 
 def test_a_module_of_ones_own_says_the_shape_of_an_input_and_what_comes_beside():
     own = Own().eval()
-    encoder = by_batch(own, BATCHES, shape=(5, 6), inputs=[vg.PerItem("weight")], backend="tape")
+    encoder = by_batch(own, BATCHES, shape=(5, 6), inputs=[vg.inputs.PerItem("weight")], backend="tape")
     x, weight = random(7, 5, 6), torch.arange(7.0)
     assert distance(encoder(x, weight), own(x, weight)) < 1e-5
     assert not encoder.stats.eager
@@ -266,11 +268,11 @@ def test_a_module_of_ones_own_says_the_shape_of_an_input_and_what_comes_beside()
     [
         ({}, r"its forward takes \['x', 'weight', 'scale'\].*by_batch\(tower, shape="),
         ({"shape": (5, 6)}, r"requires \['weight'\] too: pass .* with inputs="),
-        ({"shape": (5, 7), "inputs": [vg.PerItem("weight")]}, r"for x \[2, 5, 7\] it raises RuntimeError"),
+        ({"shape": (5, 7), "inputs": [vg.inputs.PerItem("weight")]}, r"for x \[2, 5, 7\] it raises RuntimeError"),
     ],
 )
 def test_what_is_missing_is_named(options, message):
-    with pytest.raises(vg.SpecError, match=message):
+    with pytest.raises(vg.errors.SpecError, match=message):
         by_batch(Own().eval(), BATCHES, backend="tape", **options)
 
 
@@ -299,12 +301,12 @@ def test_a_recipe_whose_function_calls_the_tower_does_not_recurse(place, monkeyp
     @vg.recipes.handles("Texts")
     def texts(tower, budgets=None, **options):
         spec = vg.BufferSpec(
-            rows=vg.PackedRows("input_ids", shape=(), dtype=torch.int64),
-            layout=vg.PaddedMask("attention_mask"),
-            buffers=[vg.KeyPaddingMask("mask")],
+            rows=vg.inputs.Rows("input_ids", shape=(), dtype=torch.int64),
+            layout=vg.Mask("attention_mask"),
+            buffers=[vg.buffers.Mask("mask")],
         )
         return vg.GraphedEncoder(
-            tower, vg.PaddedLadder(batch=4, length=16, min_length=16), spec, forward=forward, **options
+            tower, vg.budgets.PaddedLadder(batch=4, length=16, min_length=16), spec, forward=forward, **options
         )
 
     tower = Texts().eval()

@@ -91,13 +91,13 @@ def test_hooks_may_go_again():
 def test_offloaded_weights_are_refused(tmp_path):
     accelerate = pytest.importorskip("accelerate", reason="needs accelerate")
     on_disk = accelerate.disk_offload(whole_model(), tmp_path, execution_device="cpu")
-    with pytest.raises(vg.SpecError, match=r"model\.visual"):
+    with pytest.raises(vg.errors.SpecError, match=r"model\.visual"):
         wrapped(on_disk)
     model = accelerate.cpu_offload(whole_model(), execution_device="cpu")
-    with pytest.raises(vg.SpecError, match=r"model\.visual"):
+    with pytest.raises(vg.errors.SpecError, match=r"model\.visual"):
         wrapped(model)
     whole, _ = accelerate.cpu_offload_with_hook(whole_model().model.visual, execution_device="cpu")
-    with pytest.raises(vg.SpecError, match=r"accelerate offloads .*its weights move to the GPU for each call"):
+    with pytest.raises(vg.errors.SpecError, match=r"accelerate offloads .*its weights move to the GPU for each call"):
         wrapped(whole)
 
 
@@ -182,7 +182,7 @@ def test_adapters_that_come_after_the_capture_are_told_at_once():
     model = wrapped(whole_model())
     vision_features(model)
     changed = adapted(model)
-    with pytest.raises(vg.StaleGraphError, match=r"call encoder.release\(\)"):
+    with pytest.raises(vg.errors.StaleGraphError, match=r"call encoder.release\(\)"):
         vision_features(changed)
     only_encoder(changed).release()
     got = vision_features(changed)
@@ -272,7 +272,7 @@ def test_a_tower_quantised_by_bitsandbytes(options, kind, tmp_path):
 
 def test_outliers_that_bitsandbytes_looks_for_on_the_host_are_refused(tmp_path):
     model, _ = quantised(tmp_path, load_in_8bit=True)
-    with pytest.raises(vg.SpecError, match=r"to 8 bits.*looks for outliers on the host.*\['model\.visual', "):
+    with pytest.raises(vg.errors.SpecError, match=r"to 8 bits.*looks for outliers on the host.*\['model\.visual', "):
         wrapped(model)
 
 

@@ -102,7 +102,9 @@ def made_from(source):
 def test_weights_that_the_first_run_makes_are_made_by_the_caller():
     tower, x = made_from(types.ModuleType("tower")), torch.randn(3, 3, 2, 2)
     tower.layers[0] = nn.LazyLinear(8)
-    with pytest.raises(vg.SpecError, match=r"Tower makes 'layers\.0\.weight' in its first run(.|\n)*run it once"):
+    with pytest.raises(
+        vg.errors.SpecError, match=r"Tower makes 'layers\.0\.weight' in its first run(.|\n)*run it once"
+    ):
         vg.wrap(tower, [1, 4], backend="tape")
     assert nn.parameter.is_lazy(tower.layers[0].weight)
     expected = tower(x)

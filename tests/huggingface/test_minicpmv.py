@@ -10,7 +10,7 @@ import varlen_graphs as vg
 from tests.support.minicpm_model import MiniCPMV, prompts
 from tests.support.towers import distance
 
-BUDGETS = [vg.Budget(128, items=4), vg.Budget(384, items=8)]
+BUDGETS = [vg.budgets.Budget(128, items=4), vg.budgets.Budget(384, items=8)]
 
 SIZES = [[(5, 7), (3, 3), (12, 9)], [], [(2, 25), (1, 1)]]
 CASES = {
@@ -78,7 +78,7 @@ def test_prompts_with_groups_get_their_own_features():
 def test_2_5_as_it_is_shipped_is_refused_with_what_to_set():
     """Its slices attend to the padding of their batch, so what they become depends on the longest one beside them."""
     model, inputs = MiniCPMV("2.5", batch_vision_input=True).eval(), CASES["2.5"]
-    with pytest.raises(vg.SpecError, match="set model.config.batch_vision_input = False".replace(".", "[.]")):
+    with pytest.raises(vg.errors.SpecError, match="set model.config.batch_vision_input = False".replace(".", "[.]")):
         wrapped(model)
     shipped = model.get_vllm_embedding(inputs)[1]
     model.config.batch_vision_input = False
@@ -87,7 +87,7 @@ def test_2_5_as_it_is_shipped_is_refused_with_what_to_set():
     got = wrapped(model).get_vllm_embedding(inputs)[1]
     assert distance(torch.cat([got[0], got[2]]), torch.cat([expected[0], expected[2]])) < 1e-5
     model.config.batch_vision_input = True
-    with pytest.raises(vg.SpecError, match="attend to padding"):
+    with pytest.raises(vg.errors.SpecError, match="attend to padding"):
         model.get_vllm_embedding(inputs)
 
 
@@ -114,9 +114,11 @@ def test_training_runs_the_modules_of_the_model():
 def test_other_models_of_that_name_say_what_is_expected():
     model = MiniCPMV("2.6").eval()
     del model.resampler
-    with pytest.raises(vg.SpecError, match=r"MiniCPMV has no \['resampler'\]: expected a model MiniCPM-V 2.5, 2.6"):
+    with pytest.raises(
+        vg.errors.SpecError, match=r"MiniCPMV has no \['resampler'\]: expected a model MiniCPM-V 2.5, 2.6"
+    ):
         wrapped(model)
     model = MiniCPMV("2.6").eval()
     model.vpm.to("meta")
-    with pytest.raises(vg.SpecError, match=r"MiniCPMVTower has .* on the meta device"):
+    with pytest.raises(vg.errors.SpecError, match=r"MiniCPMVTower has .* on the meta device"):
         wrapped(model)

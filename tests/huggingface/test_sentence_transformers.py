@@ -40,7 +40,7 @@ def saved(folder, model, side="right"):
 
 def graphed(tower):
     found = Understood(tower, vg.recipes.packed_text, declared=True, options={})
-    return install(found, [vg.Budget(128, items=8)], {"backend": "tape"}, Shared({}))
+    return install(found, [vg.budgets.Budget(128, items=8)], {"backend": "tape"}, Shared({}))
 
 
 @pytest.mark.parametrize("name", ["bert", "distilbert", "modernbert", "t5"])

@@ -57,7 +57,7 @@ def test_the_towers_of_clip_are_both_graphed():
     model = model_of("CLIPModel", config)
     inputs = {"input_ids": IDS, "attention_mask": MASK, "pixel_values": torch.randn(3, 3, 16, 16)}
     expected = model(**inputs)
-    vg.wrap(model, {"text_model": vg.PaddedLadder(4, 32, step=4), "vision_model": [4]}, backend="tape")
+    vg.wrap(model, {"text_model": vg.budgets.PaddedLadder(4, 32, step=4), "vision_model": [4]}, backend="tape")
     out = model(**inputs)
     torch.testing.assert_close(out.logits_per_image, expected.logits_per_image)
     assert all(encoder.stats.replays and not encoder.stats.eager for encoder in vg.encoders(model).values())
@@ -66,7 +66,7 @@ def test_the_towers_of_clip_are_both_graphed():
 
 def test_language_models_are_no_encoders():
     model = model_of("Qwen3ForCausalLM", transformers.Qwen3Config(**SIZES, **CAUSAL))
-    with pytest.raises(vg.SpecError, match="Qwen3ForCausalLM has no tower"):
+    with pytest.raises(vg.errors.SpecError, match="Qwen3ForCausalLM has no tower"):
         vg.wrap(model, backend="tape")
     llava = transformers.LlavaConfig(
         text_config=transformers.Qwen3Config(**SIZES, **CAUSAL),

@@ -51,7 +51,7 @@ MODELS = {
         text_call([12, 3], 0), text_call([5, 12], 1),
     ),
     "speech": (
-        lambda: made(transformers.Wav2Vec2Model, transformers.Wav2Vec2Config(**LAYERS)), [vg.Budget.padded(2, 300)],
+        lambda: made(transformers.Wav2Vec2Model, transformers.Wav2Vec2Config(**LAYERS)), [vg.budgets.Budget.padded(2, 300)],
         clip_call([300, 120], 0), clip_call([77, 300], 1),
     ),
     "images": (
@@ -59,12 +59,12 @@ MODELS = {
         {"pixel_values": torch.randn(2, 3, 16, 16)}, {"pixel_values": torch.randn(2, 3, 16, 16)},
     ),
     "flattened patches": (
-        lambda: patches_tower("pix2struct").requires_grad_(False), [vg.Budget.padded(2, 12)],
+        lambda: patches_tower("pix2struct").requires_grad_(False), [vg.budgets.Budget.padded(2, 12)],
         {"flattened_patches": patches_of([(2, 3), (1, 4)])},
         {"flattened_patches": patches_of([(3, 2), (2, 2)], seed=1)},
     ),
     "grids": (
-        lambda: qwen3_vl_tower().requires_grad_(False), [vg.Budget(128, items=4)],
+        lambda: qwen3_vl_tower().requires_grad_(False), [vg.budgets.Budget(128, items=4)],
         {"hidden_states": pixels([(1, 4, 6), (1, 4, 4)]), "grid_thw": torch.tensor([(1, 4, 6), (1, 4, 4)])},
         {"hidden_states": pixels([(1, 4, 4), (1, 4, 6)], 1), "grid_thw": torch.tensor([(1, 4, 4), (1, 4, 6)])},
     ),

@@ -117,9 +117,9 @@ def test_a_mask_of_another_size_and_none_at_all():
     output = encoder(x, output_hidden_states=True)
     assert len(output.hidden_states) == len(expected.hidden_states) == 4
     assert distance(output, expected) < 1e-5
-    with pytest.raises(vg.InputError, match=r"patch_attention_mask is \[2, 3, 4\]: expected \[items, 4, 4\]"):
+    with pytest.raises(vg.errors.InputError, match=r"patch_attention_mask is \[2, 3, 4\]: expected \[items, 4, 4\]"):
         encoder(x, patch_attention_mask=torch.ones(2, 3, 4, dtype=torch.bool))
-    with pytest.raises(vg.InputError, match="pixel_values"):
+    with pytest.raises(vg.errors.InputError, match="pixel_values"):
         encoder(random(2, 3, 84, 84))  # for which the masks would be larger
     holes = torch.rand(2, 4, 4, generator=torch.Generator().manual_seed(0)) > 0.4
     assert distance(encoder(x, patch_attention_mask=holes), tower(x, patch_attention_mask=holes)) < 1e-5
@@ -129,7 +129,7 @@ def test_a_mask_of_another_size_and_none_at_all():
 def test_attention_that_is_causal_without_a_mask_is_refused_with_the_reason(wrapped):
     """For SDPA, transformers passes no mask where all patches of a call are real."""
     with pytest.raises(
-        vg.SpecError, match=r"(?s)its attention is causal without one; .*_attn_implementation = 'eager'"
+        vg.errors.SpecError, match=r"(?s)its attention is causal without one; .*_attn_implementation = 'eager'"
     ):
         wrapped(phi("sdpa"))
 

@@ -23,7 +23,7 @@ class Model(nn.Module):
 
 
 def wrapped(path, model=None, **options):
-    capture = vg.Capture(lazy=True, warmup=path, **options)
+    capture = vg.options.Capture(lazy=True, warmup=path, **options)
     return vg.wrap(Model() if model is None else model, BUDGETS, backend="tape", capture=capture, verify=UNPROVEN)
 
 
@@ -93,7 +93,7 @@ def test_a_damaged_file_of_a_model_stops_no_start_unless_asked(path):
     with pytest.warns(UserWarning, match="warm.json is not a warm-up file.* It is ignored"):
         assert not rows(vg.encoders(wrapped(path))["left"])
     model = wrapped(path, on_bad_warmup="error")
-    with pytest.raises(vg.InputError, match=r"warm.json is not a warm-up file"):
+    with pytest.raises(vg.errors.InputError, match=r"warm.json is not a warm-up file"):
         vg.encoders(model)
 
 

@@ -137,7 +137,7 @@ def test_each_call_returns_an_object_of_its_own(plain):
 
 
 def test_a_model_without_a_tower_that_is_known_says_what_is():
-    with pytest.raises(vg.SpecError, match=r"Sequential has no tower.*Qwen3VLVisionModel.*docs/recipes.md"):
+    with pytest.raises(vg.errors.SpecError, match=r"Sequential has no tower.*Qwen3VLVisionModel.*docs/recipes.md"):
         vg.wrap(nn.Sequential(nn.Linear(2, 2)))
 
 
@@ -146,7 +146,7 @@ def test_a_recipe_of_your_own_joins_by_declaring_itself():
         def forward(self, x, cu_seqlens):
             return super().forward(x)
 
-    spec = vg.BufferSpec("x", vg.Lengths(), [vg.CuSeqlens(per="item")])
+    spec = vg.BufferSpec("x", vg.Lengths(), [vg.buffers.CuSeqlens(per="item")])
 
     @vg.recipes.handles("Mine")
     def mine(tower, budgets=None, **options):
@@ -175,7 +175,7 @@ def test_a_recipe_of_your_own_joins_by_declaring_itself():
 def test_a_wrap_that_fails_changes_nothing(change, message):
     model = copy.deepcopy(whole_model())
     before = state(model)
-    with pytest.raises((vg.VarlenGraphsError, TypeError), match=message):
+    with pytest.raises((vg.errors.VarlenGraphsError, TypeError), match=message):
         change(model)
     assert not vg.encoders(model)
     assert {p: t for p, (t, _) in state(model).items()} == {p: t for p, (t, _) in before.items()}
@@ -183,7 +183,7 @@ def test_a_wrap_that_fails_changes_nothing(change, message):
 
 def test_a_model_is_wrapped_once(plain):
     wrapped(plain)
-    with pytest.raises(vg.SpecError, match=r"model.visual is wrapped already; call vg.unwrap"):
+    with pytest.raises(vg.errors.SpecError, match=r"model.visual is wrapped already; call vg.unwrap"):
         wrapped(plain)
 
 
@@ -215,7 +215,7 @@ def test_weights_that_went_elsewhere_are_told_at_once_and_a_release_takes_them(c
     encoder = vg.encoders(model)["model.visual"]
     encoder(pixels(IMAGES), grid_thw=IMAGES)
     change(model)
-    with pytest.raises(vg.StaleGraphError, match=r"call encoder.release\(\)"):
+    with pytest.raises(vg.errors.StaleGraphError, match=r"call encoder.release\(\)"):
         tower(pixels(IMAGES), grid_thw=torch.tensor(IMAGES))
     encoder.release()
     got = pooled(tower(pixels(IMAGES), grid_thw=torch.tensor(IMAGES)))
@@ -225,7 +225,7 @@ def test_weights_that_went_elsewhere_are_told_at_once_and_a_release_takes_them(c
 
 
 def test_weights_that_went_elsewhere_are_captured_anew_if_asked():
-    model = wrapped(whole_model(), capture=vg.Capture(on_change="recapture"))
+    model = wrapped(whole_model(), capture=vg.options.Capture(on_change="recapture"))
     tower = model.model.visual
     tower(pixels(IMAGES), grid_thw=torch.tensor(IMAGES))
     model.half()
@@ -495,7 +495,7 @@ def test_hidden_states_that_the_configuration_asks_for_are_graphed():
 
 
 def test_several_models_share_a_pool():
-    pool = vg.Pool()
+    pool = vg.options.Pool()
     models = [wrapped(whole_model(), pool=pool) for _ in range(2)]
     with torch.no_grad():
         models[1].model.visual.merger.linear_fc2.weight.mul_(-1)

@@ -12,7 +12,7 @@ from tests.support.item_checks import cases, run_check
 from varlen_graphs.kernels.check import reference
 from varlen_graphs.kernels.check.op import check_items
 from varlen_graphs.kernels.check.reference import LONGEST, MERGE, RATIO, ROWS, SEGMENTS, SIZE
-from varlen_graphs.layout.segments import segments_of
+from varlen_graphs.layouts.segments import segments_of
 
 
 @settings(max_examples=100)
@@ -22,7 +22,11 @@ def test_what_the_host_would_refuse_is_found(case):
     table, status, veil = run_check(reference.check_items, *case)
     counts = [t * h * w for t, h, w in items]
     whole = [item if all(item) else (0, 0, 0) for item in items]  # an item of no rows has no segments
-    kinds = {"item": limits["whole"], "frame": limits["frames"], vg.Windows(limits["window"] or 1): limits["window"]}
+    kinds = {
+        "item": limits["whole"],
+        "frame": limits["frames"],
+        vg.layouts.Windows(limits["window"] or 1): limits["window"],
+    }
     segments = [[segments_of(item, per) for item in whole] for per, used in kinds.items() if used]
     too_many = [sum(count for count, _ in found) > limits["segments"] for found in segments[limits["whole"] :]]
     lengths = [length for found in segments for _, length in found]

@@ -32,7 +32,7 @@ def kernel_that_raises(error):
 )
 def test_what_a_machine_lacks_is_told_with_what_helps(error, monkeypatch, tmp_path):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    with pytest.raises(vg.CompilerError) as told:
+    with pytest.raises(vg.errors.CompilerError) as told:
         launch(kernel_that_raises(error), (1,))
     message = str(told.value)
     for part in (f"not in Triton's cache, {tmp_path},", str(error), "gcc, python3-dev", "TRITON_CACHE_DIR"):

@@ -45,7 +45,7 @@ def test_shapes_that_do_not_belong_together_are_refused(change):
     cos, sin = angles(5, 8)
     arguments = {"q": torch.zeros(5, 2, 8), "k": torch.zeros(5, 2, 8), "cos": cos, "sin": sin} | change
     shapes = ", ".join(f"{name} {x.dtype} {list(x.shape)}" for name, x in arguments.items())
-    with pytest.raises(vg.InputError, match=re.escape(f"apply_rotary got {shapes}: expected floating q and k")):
+    with pytest.raises(vg.errors.InputError, match=re.escape(f"apply_rotary got {shapes}: expected floating q and k")):
         vg.kernels.apply_rotary(**arguments)
 
 
@@ -63,7 +63,7 @@ def test_a_table_of_other_channels_than_a_head_says_what_makes_them():
     hint = (
         "2 * axes * frequencies channels, so declare axes and inv_freq that make 8, or rotate 4 channels of each head"
     )
-    with pytest.raises(vg.InputError, match=re.escape(hint)):
+    with pytest.raises(vg.errors.InputError, match=re.escape(hint)):
         vg.kernels.apply_rotary(q, k, *angles(5, 4))
 
 

@@ -34,7 +34,7 @@ assert (triton_key.cache_info().misses, triton_key.cache_info().currsize) == (1,
 ON_THE_CPU = """
 import torch, varlen_graphs as vg
 
-spec = vg.BufferSpec(rows=vg.PackedRows("input", shape=(4,)), layout=vg.Lengths("lengths"))
+spec = vg.BufferSpec(rows=vg.inputs.Rows("input", shape=(4,)), layout=vg.Lengths("lengths"))
 encoder = vg.GraphedEncoder(torch.nn.Linear(4, 4).eval(), [256], spec, backend="tape",
                             forward=lambda module, input, lengths: module(input))
 with torch.no_grad():

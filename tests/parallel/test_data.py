@@ -70,7 +70,7 @@ def test_ranks_without_tasks_have_empty_lists():
 
 
 def test_weights_are_what_was_measured():
-    small, large = vg.Budget(100), vg.Budget(1000)
+    small, large = vg.budgets.Budget(100), vg.budgets.Budget(1000)
     assert Weights.of(Costs.in_rows([small, large])) == (1, 0)
     measured = Costs({small: 2.0, large: 10.0}, per_square=1e-6, host=5.0)
     weights = Weights.of(measured)
@@ -79,14 +79,14 @@ def test_weights_are_what_was_measured():
 
 
 def test_without_a_process_group_the_error_says_how_to_make_one():
-    with pytest.raises(vg.SpecError, match="launch with torchrun, and call"):
+    with pytest.raises(vg.errors.SpecError, match="launch with torchrun, and call"):
         vg.parallel.DataParallelEncoder(attention_encoder())
 
 
 def test_options_that_cannot_be():
-    with pytest.raises(vg.SpecError, match="encoder is a Linear: expected a GraphedEncoder of the module"):
+    with pytest.raises(vg.errors.SpecError, match="encoder is a Linear: expected a GraphedEncoder of the module"):
         vg.parallel.DataParallelEncoder(torch.nn.Linear(2, 2))
-    with pytest.raises(vg.SpecError, match="inputs='half': expected 'whole' or 'spread'"):
+    with pytest.raises(vg.errors.SpecError, match="inputs='half': expected 'whole' or 'spread'"):
         vg.parallel.DataParallelEncoder(attention_encoder(), inputs="half")
 
 

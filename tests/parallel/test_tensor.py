@@ -57,20 +57,24 @@ def test_encoders_and_options_that_cannot_be(group_of_one):
         (captured, {}, "the encoder has captured graphs without the other ranks: expected a new encoder"),
         (attention_encoder(verify=1), {}, "expected an encoder without it; call encoder.verify"),
         (
-            attention_encoder(capture=vg.Capture(lazy=True)),
+            attention_encoder(capture=vg.options.Capture(lazy=True)),
             {},
             r"Capture\(lazy=True\) and Capture\(exact=N\) capture when one rank alone has time",
         ),
         (attention_encoder(memory="1GiB"), {}, "memory= disables budgets by the memory of one rank alone"),
         (attention_encoder(vg.Ladder.auto("1GiB")), {}, r"for example Ladder\.auto\(memory, bytes_per_row\)"),
-        (attention_encoder(capture=vg.Capture(compile=True)), {}, r"Capture\(compile=True\) may reorder collectives"),
+        (
+            attention_encoder(capture=vg.options.Capture(compile=True)),
+            {},
+            r"Capture\(compile=True\) may reorder collectives",
+        ),
         (attention_encoder(), {"deadline": 0}, "deadline=0: expected finite seconds above 0"),
         (attention_encoder(), {"deadline": math.inf}, "deadline=inf: expected finite seconds above 0"),
         (attention_encoder(), {"deadline": 1e12}, "deadline=1000000000000.0: expected finite seconds above 0"),
     ):
-        with pytest.raises(vg.SpecError, match=message):
+        with pytest.raises(vg.errors.SpecError, match=message):
             vg.parallel.TensorParallelEncoder(encoder, **options)
-    with pytest.raises(vg.SpecError, match=r"Attention has no blocks with attn\.qkv"):
+    with pytest.raises(vg.errors.SpecError, match=r"Attention has no blocks with attn\.qkv"):
         vg.parallel.tensor_plan(captured.module)
 
 
@@ -79,7 +83,7 @@ def test_budgets_do_not_come_and_go(group_of_one):
     budgets = alone.encoder.budgets
     for _ in range(2):  # before anything is captured, and after that
         for change in (lambda: alone.encoder.add_budget(32), lambda: alone.encoder.drop_budget(budgets[0])):
-            with pytest.raises(vg.SpecError, match="have agreed on their budgets, which cannot change"):
+            with pytest.raises(vg.errors.SpecError, match="have agreed on their budgets, which cannot change"):
                 change()
         assert alone.encoder.budgets == budgets
         alone(torch.randn(8, 8), lengths=[5, 3])
@@ -87,7 +91,7 @@ def test_budgets_do_not_come_and_go(group_of_one):
 
 
 def test_without_a_process_group_the_error_says_how_to_make_one():
-    with pytest.raises(vg.SpecError, match="launch with torchrun, and call"):
+    with pytest.raises(vg.errors.SpecError, match="launch with torchrun, and call"):
         vg.parallel.TensorParallelEncoder(attention_encoder())
 
 
@@ -137,7 +141,7 @@ GLOO = "/third_party/gloo/gloo/transport/tcp/"
 def test_errors_of_collectives_are_those_of_the_group(group_of_one, error):
     alone = failing(error)
     for _ in range(2):
-        with pytest.raises(vg.RankError, match="cannot be used any more: end the process"):
+        with pytest.raises(vg.errors.RankError, match="cannot be used any more: end the process"):
             alone(torch.randn(8, 8), lengths=[8])
 
 
@@ -168,7 +172,9 @@ def test_after_the_deadline_the_group_is_aborted_and_graphs_are_freed(group_of_o
     assert aborted.wait(30)
     assert not len(encoder.executor.store)
     for call in (lambda: alone(torch.randn(8, 8), lengths=[8]), alone.check, alone.capture):
-        with pytest.raises(vg.RankError, match="no call ended for 7 s, so the group was aborted: a rank of the group"):
+        with pytest.raises(
+            vg.errors.RankError, match="no call ended for 7 s, so the group was aborted: a rank of the group"
+        ):
             call()
     assert "no call ended for 7 s" in caplog.text
 

@@ -2,6 +2,7 @@ import copy
 import pickle
 import subprocess
 import sys
+from types import ModuleType
 
 import pytest
 import torch
@@ -11,8 +12,10 @@ from tests.support.encoders import attention_encoder, attention_spec, rows_for
 
 
 def test_everything_public_is_documented():
-    for name in vg.__all__:
-        member = getattr(vg, name)
+    members = {name: getattr(vg, name) for name in vg.__all__}
+    for package in [member for member in members.values() if isinstance(member, ModuleType)]:
+        members |= {f"{package.__name__}.{name}": getattr(package, name) for name in getattr(package, "__all__", ())}
+    for name, member in members.items():
         assert member.__doc__, name
         for attribute, method in vars(member).items() if isinstance(member, type) else ():
             if callable(method) and not attribute.startswith("_"):
@@ -30,9 +33,9 @@ def test_importing_the_package_imports_neither_triton_nor_transformers():
 
 
 def test_the_errors_have_one_base():
-    errors = [getattr(vg, name) for name in vg.__all__ if name.endswith("Error")]
+    errors = [getattr(vg.errors, name) for name in vg.errors.__all__]
     assert len(errors) == 10
-    assert all(issubclass(error, vg.VarlenGraphsError) for error in errors)
+    assert all(issubclass(error, vg.errors.VarlenGraphsError) for error in errors)
 
 
 def sent(value):
@@ -42,7 +45,7 @@ def sent(value):
 
 @pytest.mark.parametrize("send", [sent, copy.deepcopy, copy.copy])
 def test_what_an_encoder_tells_may_be_sent_to_another_process_and_copied(send):
-    spec = attention_spec(rows=vg.PackedRows("x", shape=(8,)))
+    spec = attention_spec(rows=vg.inputs.Rows("x", shape=(8,)))
     encoder = attention_encoder(spec=spec)
     call = {"x": rows_for([6]), "lengths": [6]}
     with encoder.record() as trace:

@@ -15,7 +15,7 @@ transformers = pytest.importorskip("transformers", minversion="5.0")
 
 GRID = [(1, 4, 6), (1, 4, 4)]
 TO_DECLARE = re.compile(
-    r"PackedRows\(|BufferSpec|inputs=\[|Per(Row|Item|Call)\(|declare (a |the )?(buffer|PaddedMask|Batch)"
+    r"inputs.Rows\(|BufferSpec|inputs=\[|Per(Row|Item|Call)\(|declare (a |the )?(buffer|Mask|Batch)"
 )
 IMAGES = {
     "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 48, "image_size": 16,
@@ -24,7 +24,7 @@ IMAGES = {
 
 
 def recipe_encoder():
-    return vg.recipes.qwen3_vl(qwen3_vl_tower(), [vg.Budget(128, items=4)], backend="tape")
+    return vg.recipes.qwen3_vl(qwen3_vl_tower(), [vg.budgets.Budget(128, items=4)], backend="tape")
 
 
 WRONG = {
@@ -37,21 +37,23 @@ WRONG = {
 
 @pytest.mark.parametrize("wrong", WRONG)
 def test_calls_of_a_recipe_are_told_nothing_to_declare(wrong):
-    with pytest.raises(vg.VarlenGraphsError) as raised:
+    with pytest.raises(vg.errors.VarlenGraphsError) as raised:
         recipe_encoder()(**WRONG[wrong](pixels(GRID)))
     assert not TO_DECLARE.search(str(raised.value))
 
 
 @pytest.mark.parametrize(("call", "advice"), [
-    ({"x": rows_for([6]).long(), "lengths": [6]}, r"declare rows=PackedRows\('x', dtype=torch.int64\)"),
-    ({"x": rows_for([6]), "lengths": [6], "scale": torch.ones(6)}, r"declare inputs=\[vg.PerRow\('scale'"),
-    ({"x": rows_for([6])[None], "lengths": [6]}, "for batches declare PaddedMask"),
+    ({"x": rows_for([6]).long(), "lengths": [6]}, r"declare rows=inputs.Rows\('x', dtype=torch.int64\)"),
+    ({"x": rows_for([6]), "lengths": [6], "scale": torch.ones(6)}, r"declare inputs=\[vg.inputs.PerRow\('scale'"),
+    ({"x": rows_for([6])[None], "lengths": [6]}, "for batches declare Mask"),
 ])  # fmt: skip
 def test_those_who_declare_are_told_what_to_declare(call, advice):
-    with pytest.raises(vg.InputError, match=advice):
-        attention_encoder(spec=vg.BufferSpec(vg.PackedRows("x", (8,)), vg.Lengths(), [vg.CuSeqlens(), vg.MaxSeqlen()]))(
-            **call
-        )
+    with pytest.raises(vg.errors.InputError, match=advice):
+        attention_encoder(
+            spec=vg.BufferSpec(
+                vg.inputs.Rows("x", (8,)), vg.Lengths(), [vg.buffers.CuSeqlens(), vg.buffers.MaxSeqlen()]
+            )
+        )(**call)
 
 
 def test_a_wrapped_model_warns_of_nothing_to_declare():
@@ -89,7 +91,7 @@ def text_model():
 
 
 def an_encoder(module):
-    return vg.GraphedEncoder(module, [64], vg.BufferSpec(vg.PackedRows("input", (8,)), vg.Lengths()), backend="tape")
+    return vg.GraphedEncoder(module, [64], vg.BufferSpec(vg.inputs.Rows("input", (8,)), vg.Lengths()), backend="tape")
 
 
 @pytest.mark.parametrize("use", [
@@ -103,12 +105,14 @@ def an_encoder(module):
     lambda: an_encoder(on_meta(lambda: nn.Linear(8, 8).eval())).capture(),
 ])  # fmt: skip
 def test_a_module_without_values_is_to_be_loaded_first(use):
-    with pytest.raises((vg.SpecError, vg.InputError), match=LOAD):
+    with pytest.raises((vg.errors.SpecError, vg.errors.InputError), match=LOAD):
         use()
 
 
 def test_rows_without_values_are_refused():
-    with pytest.raises(vg.InputError, match="input is on the meta device, where it has no values: expected it on cpu"):
+    with pytest.raises(
+        vg.errors.InputError, match="input is on the meta device, where it has no values: expected it on cpu"
+    ):
         an_encoder(nn.Linear(8, 8).eval())(torch.randn(5, 8, device="meta"), lengths=[5])
 
 

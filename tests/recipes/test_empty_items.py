@@ -13,7 +13,7 @@ TOWERS = {
     "qwen3_vl": (vg.recipes.qwen3_vl, qwen3_vl_tower),
     "glm4v": (vg.recipes.glm4v, glm4v_tower),
 }
-BUDGETS = [vg.Budget(64, items=4, segments=32)]
+BUDGETS = [vg.budgets.Budget(64, items=4, segments=32)]
 
 
 @pytest.mark.parametrize(("recipe", "make"), TOWERS.values(), ids=TOWERS.keys())

@@ -66,5 +66,5 @@ def test_wrap_finds_it_and_states_of_layers_are_graphed(tower):
 
 
 def test_other_towers_are_refused():
-    with pytest.raises(vg.SpecError, match="embeddings"):
+    with pytest.raises(vg.errors.SpecError, match="embeddings"):
         flattened_patches(torch.nn.Linear(2, 2))

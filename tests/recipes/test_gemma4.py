@@ -14,7 +14,7 @@ from tests.support.encoders import UNPROVEN
 from tests.support.pictures import GEMMA4, IMAGE, WORDS, build, patch_positions, position_rows
 from tests.support.towers import adapt, distance
 
-BUDGETS = [vg.Budget(64, items=4), vg.Budget(128, items=8), vg.Budget(256, items=6)]
+BUDGETS = [vg.budgets.Budget(64, items=4), vg.budgets.Budget(128, items=8), vg.budgets.Budget(256, items=6)]
 ONE = BUDGETS[1:2]
 SIZES = [(4, 6), (2, 2), (8, 6)]
 
@@ -141,16 +141,16 @@ POSITIONS = patch_positions(SIZES)
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"rows": position_rows(POSITIONS)[0]}, vg.InputError, r"pixel_values is \[48, 48\]: expected \[batch, length, 48\]"),
-        ({"positions": POSITIONS[:2]}, vg.LayoutError, "pixel_position_ids describes 2 items"),
-        ({"positions": POSITIONS[:, :40]}, vg.LayoutError, r"\[2\] has other positions than those of an image"),
-        ({"positions": patch_positions(SIZES, 60)}, vg.LayoutError, "has 60 positions for each image, but the rows are"),
-        ({"positions": POSITIONS.flip(1)}, vg.LayoutError, r"\[0\] has other positions than those of an image: expected"),
-        ({"positions": POSITIONS.flip(2)}, vg.LayoutError, r"\[0\] has other positions"),
-        ({"positions": patch_positions([(4, 6), (3, 2), (8, 6)])}, vg.LayoutError, r"\[1\] has 3 x 2 patches: expected sides"),
-        ({"positions": POSITIONS.float()}, vg.LayoutError, r"is torch.float32 \[3, 48, 2\]: expected a tensor of integers"),
-        ({"positions": None}, vg.InputError, "argument 'pixel_position_ids' is missing"),
-        ({"rows": torch.rand(1, 132, 48), "positions": patch_positions([(2, 66)])}, vg.LayoutError, "has a size of 66, but buffer"),
+        ({"rows": position_rows(POSITIONS)[0]}, vg.errors.InputError, r"pixel_values is \[48, 48\]: expected \[batch, length, 48\]"),
+        ({"positions": POSITIONS[:2]}, vg.errors.LayoutError, "pixel_position_ids describes 2 items"),
+        ({"positions": POSITIONS[:, :40]}, vg.errors.LayoutError, r"\[2\] has other positions than those of an image"),
+        ({"positions": patch_positions(SIZES, 60)}, vg.errors.LayoutError, "has 60 positions for each image, but the rows are"),
+        ({"positions": POSITIONS.flip(1)}, vg.errors.LayoutError, r"\[0\] has other positions than those of an image: expected"),
+        ({"positions": POSITIONS.flip(2)}, vg.errors.LayoutError, r"\[0\] has other positions"),
+        ({"positions": patch_positions([(4, 6), (3, 2), (8, 6)])}, vg.errors.LayoutError, r"\[1\] has 3 x 2 patches: expected sides"),
+        ({"positions": POSITIONS.float()}, vg.errors.LayoutError, r"is torch.float32 \[3, 48, 2\]: expected a tensor of integers"),
+        ({"positions": None}, vg.errors.InputError, "argument 'pixel_position_ids' is missing"),
+        ({"rows": torch.rand(1, 132, 48), "positions": patch_positions([(2, 66)])}, vg.errors.LayoutError, "has a size of 66, but buffer"),
     ],
 )  # fmt: skip
 def test_wrong_input_gets_named_errors(shared, change, error, message):
@@ -174,7 +174,9 @@ def test_hooks_and_attentions_come_from_the_original():
 
 
 def test_another_tower_is_refused():
-    with pytest.raises(vg.SpecError, match=r"Linear has no .*'patch_embedder'.* expected the vision tower of Gemma 4"):
+    with pytest.raises(
+        vg.errors.SpecError, match=r"Linear has no .*'patch_embedder'.* expected the vision tower of Gemma 4"
+    ):
         vg.recipes.gemma4(nn.Linear(2, 2))
 
 

@@ -15,7 +15,7 @@ from benchmarks.generic import TOWERS, Row, build, lines, rows_for, try_tower
 from tests.support.contract import check_padding_contract
 from tests.support.towers import distance, tensors
 from tests.support.whole_models import MROPE, WHOLE, prompt, tokens, whole_model
-from varlen_graphs.spec.reading import parse
+from varlen_graphs.declaration.reading import parse
 
 exporters = pytest.importorskip("transformers.exporters.utils", reason="towers take no arguments so in transformers 4")
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "appendix-towers.md").read_text()
@@ -23,7 +23,7 @@ MADE_WITH_THIS = f"transformers {transformers.__version__}," in PAGE
 BOUNDS = ("max_seqlen", "max_window_seqlen")
 """Buffers that are upper bounds of what transformers computes."""
 
-BUDGETS = [vg.Budget(256, items=4), vg.Budget(512, items=4)]
+BUDGETS = [vg.budgets.Budget(256, items=4), vg.budgets.Budget(512, items=4)]
 
 
 def generic_tower(name, **changes):
@@ -140,7 +140,7 @@ def test_windows_of_any_grids_are_undone(name, data):
 @pytest.mark.parametrize("grid", [(1, 3, 4), (1, 4, 5)])
 def test_sides_that_no_blocks_fill_are_refused(grid):
     encoder = made("MuseGlimmerVisionModel")
-    with pytest.raises(vg.LayoutError, match="must be divisible by the merge size 2"):
+    with pytest.raises(vg.errors.LayoutError, match="must be divisible by the merge size 2"):
         encoder(rows_for(encoder, [grid], seed=0), grid_thw=[grid])
 
 
@@ -180,11 +180,11 @@ def test_buffers_are_what_transformers_precomputes(name, data):
     expected = {spec.packed.name: rows, spec.layout.name: torch.tensor(items)}
     exporters.precompute_export_inputs(tower, expected)
     layout = parse(spec, {spec.layout.name: items}, ())
-    table = vg.layout.ItemTable(torch.tensor(layout.items), spec.exact_budget(layout), spec.layout)
+    table = vg.layouts.ItemTable(torch.tensor(layout.items), spec.exact_budget(layout), spec.layout)
     for buffer in spec.buffers:
         if buffer.name in (*BOUNDS, "padded_feature") or buffer.name not in expected:
             continue
-        if buffer.name.startswith("interp_") and isinstance(buffer, vg.DeviceBuffer):
+        if buffer.name.startswith("interp_") and isinstance(buffer, vg.buffers.DeviceBuffer):
             continue  # the tower takes heights for widths, of which what is precomputed knows nothing
         came, reference = buffer.produce(table, tower), expected[buffer.name]
         if isinstance(reference, tuple):  # the places, weights and number of tokens of Kimi K2.5
@@ -236,7 +236,7 @@ def test_a_tower_that_initialises_itself_does_so_in_its_first_call():
     centred = tower.blocks[0].norm1 = Centred(tower.blocks[0].norm1)
     encoder = graphed(tower)
     assert centred.mean is None
-    with pytest.raises(vg.CaptureError, match=r"keeps what it computes from rows in 'blocks\.0\.norm1\.mean'"):
+    with pytest.raises(vg.errors.CaptureError, match=r"keeps what it computes from rows in 'blocks\.0\.norm1\.mean'"):
         encoder.capture()
     assert centred.mean is None
     rows = rows_for(encoder, [(1, 4, 4)], 0)
@@ -453,10 +453,12 @@ def test_a_module_of_ones_own_may_ask_the_helpers_too(ask):
     ],
 )
 def test_what_it_cannot_do_it_refuses_with_the_reason(ask, message):
-    with pytest.raises(vg.SpecError, match=rf"Asks needs a recipe: (.|\n)*{message}"):
+    with pytest.raises(vg.errors.SpecError, match=rf"Asks needs a recipe: (.|\n)*{message}"):
         graphed(Asks(ask))
 
 
 def test_a_tower_without_the_arguments_is_refused():
-    with pytest.raises(vg.SpecError, match=r"Linear needs a recipe: its forward takes \['input'\]: expected one of"):
+    with pytest.raises(
+        vg.errors.SpecError, match=r"Linear needs a recipe: its forward takes \['input'\]: expected one of"
+    ):
         vg.recipes.generic(torch.nn.Linear(2, 2))

@@ -21,7 +21,9 @@ def tower(request):
 
 def test_the_padding_contract_holds_for_images_videos_and_both(tower):
     encoder = vg.recipes.glm4v(
-        tower, [vg.Budget(128, items=6, segments=8), vg.Budget(256, items=6, segments=20)], backend="tape"
+        tower,
+        [vg.budgets.Budget(128, items=6, segments=8), vg.budgets.Budget(256, items=6, segments=20)],
+        backend="tape",
     )
     layouts = [
         [(1, 16, 16)],  # all rows of the largest budget
@@ -38,7 +40,7 @@ def test_the_padding_contract_holds_for_images_videos_and_both(tower):
 
 
 SHARED_TOWER = glm4v_tower(seed=1)
-SHARED = vg.recipes.glm4v(SHARED_TOWER, [vg.Budget(256, items=4, segments=8)], backend="tape"), SHARED_TOWER
+SHARED = vg.recipes.glm4v(SHARED_TOWER, [vg.budgets.Budget(256, items=4, segments=8)], backend="tape"), SHARED_TOWER
 
 
 @settings(max_examples=25)
@@ -93,7 +95,7 @@ def test_position_embeddings_are_those_of_the_original(side, dtype):
     grid = torch.tensor([(1, 2, 2), (1, 24, 24), (1, 8, 8), (1, 16, 60), (1, 60, 4), (1, 10, 6)])
     torch.nn.init.normal_(tower.embeddings.position_embedding.weight)
     lengths = grid.prod(1)
-    table = vg.layout.ItemTable(grid, vg.Budget(int(lengths.sum()), items=len(grid)), vg.GridTHW(merge=2))
+    table = vg.layouts.ItemTable(grid, vg.budgets.Budget(int(lengths.sum()), items=len(grid)), vg.GridTHW(merge=2))
     _, h, w = table.positions("merge_block")
     with torch.no_grad():
         zeros = torch.zeros(table.budget.rows, 64, dtype=dtype)
@@ -128,7 +130,7 @@ def test_a_tower_of_a_subclass_gives_the_same_output():
 
 
 def test_another_tower_is_refused():
-    with pytest.raises(vg.SpecError, match=r"Linear has no \['patch_embed'.*vision tower of GLM-4.1V"):
+    with pytest.raises(vg.errors.SpecError, match=r"Linear has no \['patch_embed'.*vision tower of GLM-4.1V"):
         vg.recipes.glm4v(torch.nn.Linear(2, 2))
 
 

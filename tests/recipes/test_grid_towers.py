@@ -17,7 +17,7 @@ from tests.support.encoders import UNPROVEN
 from tests.support.grid_towers import FAMILIES, beside, grid_tower, original_of, recipe_of, rows_of, taken
 from tests.support.towers import adapt, distance, equal_bits
 
-BUDGETS = [vg.Budget(128, items=6, segments=8), vg.Budget(256, items=6, segments=20)]
+BUDGETS = [vg.budgets.Budget(128, items=6, segments=8), vg.budgets.Budget(256, items=6, segments=20)]
 MIXED = [(1, 8, 8), (3, 4, 6), (1, 2, 12)]
 
 
@@ -83,7 +83,7 @@ def test_any_merge_sizes_equal_the_original(items):
 
 
 MERGING = grid_tower("video_llama3", seed=1)
-MERGED = vg.recipes.video_llama3(MERGING, [vg.Budget(256, items=4, segments=12)], backend="tape")
+MERGED = vg.recipes.video_llama3(MERGING, [vg.budgets.Budget(256, items=4, segments=12)], backend="tape")
 
 
 def test_the_call_and_the_output_are_the_towers_own(tower, encoder, family):
@@ -178,7 +178,7 @@ def test_half_precision_is_as_close_to_float32_as_the_original(family):
 def test_wrong_items_get_named_errors_and_harm_no_later_call(family, grid, more, message):
     tower, encoder = shared(family)
     rows = rows_of(family)
-    with pytest.raises((vg.InputError, vg.LayoutError), match=message):
+    with pytest.raises((vg.errors.InputError, vg.errors.LayoutError), match=message):
         encoder(rows(grid), grid_thw=grid, **more)
     right = [(1, 8, 8)]
     output = encoder(rows(right), grid_thw=right, **beside(family, right))
@@ -186,7 +186,7 @@ def test_wrong_items_get_named_errors_and_harm_no_later_call(family, grid, more,
 
 
 def test_another_tower_is_refused(family):
-    with pytest.raises(vg.SpecError, match=r"Linear has no .* expected the vision tower of"):
+    with pytest.raises(vg.errors.SpecError, match=r"Linear has no .* expected the vision tower of"):
         recipe_of(family)(torch.nn.Linear(2, 2))
 
 
@@ -220,7 +220,7 @@ def test_whole_models_give_the_same_features(family):
 @pytest.mark.parametrize("kind", ["conv", "full_attention"])
 def test_lfm3_vl_may_be_of_convolutions_or_of_attention_alone(kind):
     tower = grid_tower("lfm3_vl", layer_types=[kind] * 2, num_hidden_layers=2)
-    encoder = vg.recipes.lfm3_vl(tower, BUDGETS, backend="tape", verify=vg.Verify(1, strict=True))
+    encoder = vg.recipes.lfm3_vl(tower, BUDGETS, backend="tape", verify=vg.options.Verify(1, strict=True))
     rows = rows_of("lfm3_vl")(MIXED)
     expected = original_of(tower, "lfm3_vl")(rows, MIXED).last_hidden_state
     assert distance(encoder(rows, grid_thw=MIXED).last_hidden_state, expected) < 1e-5

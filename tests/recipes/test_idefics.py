@@ -18,7 +18,7 @@ FAMILIES = {
     "idefics3": ("Idefics3VisionConfig", "Idefics3VisionTransformer"),
     "smolvlm": ("SmolVLMVisionConfig", "SmolVLMVisionTransformer"),
 }
-BUDGETS = [vg.Budget(64, items=4), vg.Budget(128, items=8), vg.Budget(256, items=6)]
+BUDGETS = [vg.budgets.Budget(64, items=4), vg.budgets.Budget(128, items=8), vg.budgets.Budget(256, items=6)]
 ONE = BUDGETS[1:2]
 SIZES = [(3, 5), (2, 2), (8, 6)]
 VISION = {name: value for name, value in TINY.items() if name != "head_dim"}
@@ -151,16 +151,16 @@ def test_adapters_are_called(path):
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"rows": pictures(SIZES)[0]}, vg.InputError, r"expected \[images, 3, height, width\] with sides of at least 4, pictures"),
-        ({"mask": patch_mask(SIZES)[:2]}, vg.LayoutError, "patch_attention_mask describes 2 images, but pixel_values has 3"),
-        ({"mask": patch_mask(SIZES, (9, 6))}, vg.LayoutError, r"is \[3, 9, 6\], but the pictures have 8 x 6 patches"),
-        ({"mask": patch_mask(SIZES).flip(1)}, vg.LayoutError, r"patch_attention_mask\[0\] marks other patches than"),
-        ({"mask": patch_mask(SIZES).flip(2)}, vg.LayoutError, r"patch_attention_mask\[0\] marks other patches than"),
-        ({"mask": patch_mask(SIZES) * 2}, vg.LayoutError, r"\[0\] marks other patches than those of a rectangle"),
-        ({"mask": patch_mask(SIZES).flatten(1)}, vg.LayoutError, r"is torch.bool \[3, 48\]: expected a tensor \[images, height"),
-        ({"mask": patch_mask(SIZES).float()}, vg.LayoutError, r"is torch.float32 \[3, 8, 6\]"),
-        ({"mask": "all"}, vg.LayoutError, "is a str: expected a tensor"),
-        ({"rows": torch.zeros(1, 3, 4, 257 * 4), "mask": None}, vg.LayoutError, "has a size of 257, but buffer 'buckets' has"),
+        ({"rows": pictures(SIZES)[0]}, vg.errors.InputError, r"expected \[images, 3, height, width\] with sides of at least 4, pictures"),
+        ({"mask": patch_mask(SIZES)[:2]}, vg.errors.LayoutError, "patch_attention_mask describes 2 images, but pixel_values has 3"),
+        ({"mask": patch_mask(SIZES, (9, 6))}, vg.errors.LayoutError, r"is \[3, 9, 6\], but the pictures have 8 x 6 patches"),
+        ({"mask": patch_mask(SIZES).flip(1)}, vg.errors.LayoutError, r"patch_attention_mask\[0\] marks other patches than"),
+        ({"mask": patch_mask(SIZES).flip(2)}, vg.errors.LayoutError, r"patch_attention_mask\[0\] marks other patches than"),
+        ({"mask": patch_mask(SIZES) * 2}, vg.errors.LayoutError, r"\[0\] marks other patches than those of a rectangle"),
+        ({"mask": patch_mask(SIZES).flatten(1)}, vg.errors.LayoutError, r"is torch.bool \[3, 48\]: expected a tensor \[images, height"),
+        ({"mask": patch_mask(SIZES).float()}, vg.errors.LayoutError, r"is torch.float32 \[3, 8, 6\]"),
+        ({"mask": "all"}, vg.errors.LayoutError, "is a str: expected a tensor"),
+        ({"rows": torch.zeros(1, 3, 4, 257 * 4), "mask": None}, vg.errors.LayoutError, "has a size of 257, but buffer 'buckets' has"),
     ],
 )  # fmt: skip
 def test_wrong_input_gets_named_errors(change, error, message):
@@ -184,7 +184,9 @@ def test_hooks_and_attentions_come_from_the_original():
 
 
 def test_another_tower_is_refused():
-    with pytest.raises(vg.SpecError, match=r"Linear has no .*'embeddings'.* expected the vision tower of Idefics 2"):
+    with pytest.raises(
+        vg.errors.SpecError, match=r"Linear has no .*'embeddings'.* expected the vision tower of Idefics 2"
+    ):
         vg.recipes.idefics(nn.Linear(2, 2))
 
 

@@ -14,7 +14,7 @@ from tests.support.encoders import UNPROVEN
 from tests.support.inkling import inkling_tower, original_of, tokens_of
 from tests.support.towers import adapt, distance
 
-BUDGETS = [vg.Budget(48, items=5), vg.Budget(128, items=6)]
+BUDGETS = [vg.budgets.Budget(48, items=5), vg.budgets.Budget(128, items=6)]
 MIXED = [(1, 4, 4), (1, 3, 5), (1, 1, 7)]
 
 
@@ -89,7 +89,7 @@ def test_half_precision_is_as_close_to_float32_as_the_original():
 @pytest.mark.parametrize("grid", [[(1, 0, 4)], [(1, 4, 4), (1, -1, 2)], [(1, 4)], []])
 def test_wrong_items_get_errors(grid):
     _, encoder = shared()
-    with pytest.raises((vg.InputError, vg.LayoutError)):
+    with pytest.raises((vg.errors.InputError, vg.errors.LayoutError)):
         encoder(tokens_of()([(1, 4, 4)]), image_grid_thw=grid)
 
 
@@ -107,7 +107,7 @@ def test_patches_of_inkling_are_a_batch():
 
 @pytest.mark.parametrize("recipe", [vg.recipes.inkling, vg.recipes.inkling2])
 def test_another_tower_is_refused(recipe):
-    with pytest.raises(vg.SpecError, match=r"Linear has no .* expected the vision tower of Inkling"):
+    with pytest.raises(vg.errors.SpecError, match=r"Linear has no .* expected the vision tower of Inkling"):
         recipe(torch.nn.Linear(2, 2))
 
 

@@ -16,7 +16,7 @@ from varlen_graphs.recipes.minicpmv import position_buckets, row_positions
 VERSIONS = ["2.5", "2.6", "4.5"]
 """Of 4.0 the modules are those of 2.6."""
 
-BUDGETS = [vg.Budget(128, items=3), vg.Budget(384, items=6)]
+BUDGETS = [vg.budgets.Budget(128, items=3), vg.budgets.Budget(384, items=6)]
 
 SIZES = [(5, 7), (3, 3), (12, 9), (1, 1), (2, 25)]
 TIMES = [[-1], [3, 70], [-1, 190]]
@@ -128,7 +128,7 @@ def test_position_ids_are_those_of_the_original_for_every_size():
     other = set()
     for size in range(1, 141):
         expected = original_ids(size)
-        items = vg.layout.ItemTable(torch.tensor([[1, 1, size]]), vg.Budget(size), vg.GridHW())
+        items = vg.layouts.ItemTable(torch.tensor([[1, 1, size]]), vg.budgets.Budget(size), vg.layouts.GridHW())
         assert torch.equal(table.produce(items, None)[:, 0], expected), size
         closed_form = (torch.arange(size) * SIDE // size).clamp(max=SIDE - 1)
         other |= set() if torch.equal(closed_form, expected) else {size}
@@ -210,13 +210,17 @@ def test_the_form_of_the_resampler_that_mixes_up_slices_is_refused():
     vpm, _ = models("4.5")
     resampler = Resampler45(batch_infer=False).eval()
     for make in (lambda: vg.recipes.minicpmv(vpm, resampler), lambda: vg.recipes.resampler(resampler)):
-        with pytest.raises(vg.SpecError, match=r"batch_3d_resampler=False.* set model.resampler.batch_infer = True"):
+        with pytest.raises(
+            vg.errors.SpecError, match=r"batch_3d_resampler=False.* set model.resampler.batch_infer = True"
+        ):
             make()
     resampler.batch_infer = True
     encoder = vg.recipes.minicpmv(vpm, resampler, BUDGETS, backend="tape")
     encoder(patches((SIZES,)), tgt_sizes=SIZES)
     resampler.batch_infer = False
-    with pytest.raises(vg.StaleGraphError, match=re.escape("'resampler.batch_infer' changed from True to False")):
+    with pytest.raises(
+        vg.errors.StaleGraphError, match=re.escape("'resampler.batch_infer' changed from True to False")
+    ):
         encoder.check()
 
 
@@ -268,7 +272,7 @@ def test_the_heads_of_real_models(version, queries):
     sizes, times = [(32, 32), (23, 45)], [[4, 12]]
     slices = slices_of(sizes, patch=14)
     layout = (sizes, times) if version == "4.5" else (sizes,)
-    encoder = vg.recipes.minicpmv(*pair, [vg.Budget(2112, items=3)], backend="tape")
+    encoder = vg.recipes.minicpmv(*pair, [vg.budgets.Budget(2112, items=3)], backend="tape")
     output = encoder(vg.recipes.pack_slices(slices), **arguments(layout))
     assert output.shape == (1 if version == "4.5" else 2, queries, 256)
     assert distance(output, original(*pair, slices, *layout)) < 1e-5
@@ -326,7 +330,7 @@ def test_slices_may_be_written_into_the_arena():
 
 
 def test_sizes_on_the_device_are_read_where_they_are():
-    encoder = vg.recipes.minicpmv(*TOWERS["2.6"], [vg.Budget(384, items=6)], backend="tape")
+    encoder = vg.recipes.minicpmv(*TOWERS["2.6"], [vg.budgets.Budget(384, items=6)], backend="tape")
     rows = patches((SIZES,))
     expected = padded_original("2.6")(rows, (SIZES,))
     assert distance(encoder(rows, torch.tensor(SIZES, dtype=torch.int32)), expected) < 1e-5
@@ -359,15 +363,19 @@ def test_packed_slices_are_what_the_convolution_sees():
     ],
 )
 def test_other_slices_are_refused(slices, message):
-    with pytest.raises(vg.InputError, match=re.escape(message)):
+    with pytest.raises(vg.errors.InputError, match=re.escape(message)):
         vg.recipes.pack_slices(slices)
 
 
 def test_sizes_that_are_too_large_are_refused():
-    with pytest.raises(vg.LayoutError, match=re.escape("tgt_sizes[0] has a size of 1025, but buffer 'buckets' has")):
+    with pytest.raises(
+        vg.errors.LayoutError, match=re.escape("tgt_sizes[0] has a size of 1025, but buffer 'buckets' has")
+    ):
         SHARED["2.6"](torch.zeros(1025, 48), tgt_sizes=[(1, 1025)])
     assert SHARED["2.5"].eager(torch.zeros(1200, 48), tgt_sizes=[(3, 400)]).shape == (1, 6, 64)
-    with pytest.raises(vg.LayoutError, match=re.escape("tgt_sizes[0] has a size of 2100, but buffer 'buckets' has")):
+    with pytest.raises(
+        vg.errors.LayoutError, match=re.escape("tgt_sizes[0] has a size of 2100, but buffer 'buckets' has")
+    ):
         SHARED["2.5"](torch.zeros(2100, 48), tgt_sizes=[(3, 700)])
 
 
@@ -381,29 +389,33 @@ def test_positions_go_on_past_the_table_of_the_original():
 def test_other_modules_are_refused():
     vpm, resampler = models("2.6")
     with pytest.raises(
-        vg.SpecError, match=r"Linear has no .*'embeddings'.* expected the vision transformer of MiniCPM-V"
+        vg.errors.SpecError, match=r"Linear has no .*'embeddings'.* expected the vision transformer of MiniCPM-V"
     ):
         vg.recipes.minicpmv(nn.Linear(2, 2), resampler)
-    with pytest.raises(vg.SpecError, match=r"Linear has no .*'query'.* expected the resampler of MiniCPM-V"):
+    with pytest.raises(vg.errors.SpecError, match=r"Linear has no .*'query'.* expected the resampler of MiniCPM-V"):
         vg.recipes.minicpmv(vpm, nn.Linear(2, 2))
     resampler.attn.in_proj_bias = None
-    with pytest.raises(vg.SpecError, match="expected a plain attention"):
+    with pytest.raises(vg.errors.SpecError, match="expected a plain attention"):
         vg.recipes.resampler(resampler)
     resampler.attn = Adapted(nn.Linear(2, 2))
-    with pytest.raises(vg.SpecError, match=r"Adapted has no .*'in_proj_weight'"):
+    with pytest.raises(vg.errors.SpecError, match=r"Adapted has no .*'in_proj_weight'"):
         vg.recipes.resampler(resampler)
     vpm.forward = lambda *args, **kwargs: None
-    with pytest.raises(vg.SpecError, match=re.escape("expected tgt_sizes, or patch_attention_mask")):
+    with pytest.raises(vg.errors.SpecError, match=re.escape("expected tgt_sizes, or patch_attention_mask")):
         vg.recipes.minicpmv(vpm, models("2.6")[1])
 
 
 def test_wrong_sizes_get_named_errors():
     rows = patches((SIZES,))
-    with pytest.raises(vg.LayoutError, match=re.escape("tgt_sizes describes 1 item of 35 rows in all")):
+    with pytest.raises(vg.errors.LayoutError, match=re.escape("tgt_sizes describes 1 item of 35 rows in all")):
         SHARED["2.6"](rows, tgt_sizes=SIZES[:1])
-    with pytest.raises(vg.InputError, match=re.escape("'temporal_ids'")):
+    with pytest.raises(vg.errors.InputError, match=re.escape("'temporal_ids'")):
         SHARED["2.6"](rows, tgt_sizes=SIZES, temporal_ids=TIMES)
-    with pytest.raises(vg.LayoutError, match=re.escape("temporal_ids is [-1, 3]: expected one integer for each of 5")):
+    with pytest.raises(
+        vg.errors.LayoutError, match=re.escape("temporal_ids is [-1, 3]: expected one integer for each of 5")
+    ):
         SHARED["4.5"](rows, tgt_sizes=numpy.array(SIZES), temporal_ids=[[-1], [3]])
-    with pytest.raises(vg.LayoutError, match=re.escape("temporal_ids has -2: expected times of at least 0, or -1 for")):
+    with pytest.raises(
+        vg.errors.LayoutError, match=re.escape("temporal_ids has -2: expected times of at least 0, or -1 for")
+    ):
         SHARED["4.5"](rows, tgt_sizes=SIZES, temporal_ids=[[-1], [3, -2, 5, 6]])

@@ -15,7 +15,7 @@ from tests.support.encoders import UNPROVEN
 from tests.support.minicpm46 import original_of, strip_tower, strips_of
 from tests.support.towers import adapt, distance
 
-BUDGETS = [vg.Budget(48, items=5), vg.Budget(128, items=6)]
+BUDGETS = [vg.budgets.Budget(48, items=5), vg.budgets.Budget(128, items=6)]
 MIXED = [(4, 4), (2, 10), (6, 2)]
 
 
@@ -116,7 +116,7 @@ def test_half_precision_is_as_close_to_float32_as_the_original():
     ],
 )
 def test_wrong_sizes_get_errors(sizes, message):
-    with pytest.raises((vg.InputError, vg.LayoutError), match=message):
+    with pytest.raises((vg.errors.InputError, vg.errors.LayoutError), match=message):
         shared()[1](strips_of()([(4, 4)]), target_sizes=sizes)
 
 
@@ -124,16 +124,18 @@ def test_strips_of_another_form_get_errors():
     _, encoder = shared()
     expected = r"expected \[1, 3, 4, rows \* 4\]"
     for strip in (torch.randn(1, 3, 4, 6), torch.randn(16, 3, 4, 4), torch.randn(1, 3, 64)):
-        with pytest.raises(vg.InputError, match=expected):
+        with pytest.raises(vg.errors.InputError, match=expected):
             encoder(strip, target_sizes=[(2, 2)])
-    with pytest.raises(vg.InputError, match="pixel_values is a strip"), encoder.stage([(2, 2)]):
+    with pytest.raises(vg.errors.InputError, match="pixel_values is a strip"), encoder.stage([(2, 2)]):
         pass
 
 
 def test_layers_that_nothing_follows_and_other_towers_are_refused():
-    with pytest.raises(vg.SpecError, match=r"after layer 3 of 4: expected 2 x 2, and a layer before the last one"):
+    with pytest.raises(
+        vg.errors.SpecError, match=r"after layer 3 of 4: expected 2 x 2, and a layer before the last one"
+    ):
         vg.recipes.minicpmv4_6(strip_tower(insert_layer_id=3))
-    with pytest.raises(vg.SpecError, match=r"Linear has no .* expected the vision tower of MiniCPM-V 4.6"):
+    with pytest.raises(vg.errors.SpecError, match=r"Linear has no .* expected the vision tower of MiniCPM-V 4.6"):
         vg.recipes.minicpmv4_6(torch.nn.Linear(2, 2))
 
 
@@ -156,5 +158,7 @@ def test_a_tower_that_merges_all_slices_at_one_size_is_refused(monkeypatch):
     tower = strip_tower()
     modeling = sys.modules[type(tower.vit_merger).__module__]
     monkeypatch.setattr(modeling, "get_vision_merged_shape", None, raising=False)  # as transformers 5.17 has it
-    with pytest.raises(vg.SpecError, match="merges all slices of a call as though they had the size of the first one"):
+    with pytest.raises(
+        vg.errors.SpecError, match="merges all slices of a call as though they had the size of the first one"
+    ):
         vg.recipes.minicpmv4_6(tower, BUDGETS, backend="tape")

@@ -63,7 +63,7 @@ def test_texts_that_stay_padded_are_as_the_model_has_them_and_say_why(name):
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_models_that_no_graph_can_run_are_refused_with_the_reason(name):
-    with pytest.raises(vg.SpecError, match=re.escape(REFUSED[name][2])):
+    with pytest.raises(vg.errors.SpecError, match=re.escape(REFUSED[name][2])):
         text_encoder(name)
 
 
@@ -159,7 +159,7 @@ def test_a_model_generates_on_the_graphs_of_its_encoder(name):
     model = getattr(transformers, f"{name.upper()}ForConditionalGeneration")(config).eval()
     call = texts(model, [9, 30, 4])
     expected = model.generate(**call, max_new_tokens=5)
-    vg.wrap(model.encoder, [vg.Budget(64, items=4)], backend="tape")
+    vg.wrap(model.encoder, [vg.budgets.Budget(64, items=4)], backend="tape")
     assert torch.equal(model.generate(**call, max_new_tokens=5), expected)
     encoder = vg.encoders(model)["encoder"]
     assert encoder.why_padded is None
@@ -359,7 +359,7 @@ def test_a_model_that_is_set_to_return_its_cache_runs_eager():
 @pytest.mark.parametrize("name", ["bert", "roberta", "t5", "deberta"])
 def test_texts_longer_than_the_largest_budget_run_eager(name):
     model = text_model(name)
-    budgets = vg.PaddedLadder(batch=2, length=32) if name in PADDED else [16]
+    budgets = vg.budgets.PaddedLadder(batch=2, length=32) if name in PADDED else [16]
     encoder = vg.recipes.packed_text(model, budgets, backend="tape")
     call = texts(model, [33, 3])
     with torch.no_grad():
@@ -374,13 +374,13 @@ def test_texts_longer_than_the_table_of_positions_are_an_error(name, flipped):
     call = texts(encoder.module, [3, 65])
     if flipped:
         call = {name: tensor.flip(1) for name, tensor in call.items()}
-    with pytest.raises(vg.LayoutError, match="expected texts of up to 64 tokens"):
+    with pytest.raises(vg.errors.LayoutError, match="expected texts of up to 64 tokens"):
         encoder(**call)
 
 
 def install_on(model):
     found = Understood(model, vg.recipes.packed_text, declared=True, options={})
-    return install(found, [vg.Budget(64, items=4)], {"backend": "tape"}, Shared({}))
+    return install(found, [vg.budgets.Budget(64, items=4)], {"backend": "tape"}, Shared({}))
 
 
 def test_an_encoder_that_is_installed_runs_the_model_and_not_itself():
@@ -420,7 +420,11 @@ def test_vg_wrap_finds_a_text_encoder_that_is_registered(monkeypatch):
     with torch.no_grad():
         expected = model(**call)
         assert (
-            error_of(vg.wrap(model, [vg.Budget(64, items=4)], backend="tape")(**call), expected, call["attention_mask"])
+            error_of(
+                vg.wrap(model, [vg.budgets.Budget(64, items=4)], backend="tape")(**call),
+                expected,
+                call["attention_mask"],
+            )
             < 1e-5
         )
 
@@ -452,20 +456,20 @@ def test_a_model_that_replaces_parts_of_itself_is_refused_and_left_as_it_was():
 
     model = Rewired(text_model("bert").config).eval()
     pooler = model.pooler
-    with pytest.raises(vg.SpecError, match="Rewired cannot be graphed: it replaces parts of itself as it runs"):
+    with pytest.raises(vg.errors.SpecError, match="Rewired cannot be graphed: it replaces parts of itself as it runs"):
         vg.recipes.packed_text(model, backend="tape")
     assert model.pooler is pooler
 
 
 def test_wrong_models_are_refused_by_name():
-    with pytest.raises(vg.SpecError, match=r"Linear takes \['input'\]: expected a text encoder of transformers"):
+    with pytest.raises(vg.errors.SpecError, match=r"Linear takes \['input'\]: expected a text encoder of transformers"):
         vg.recipes.packed_text(nn.Linear(2, 2))
     classifier = transformers.BertForSequenceClassification(text_model("bert").config).eval()
     with pytest.raises(
-        vg.SpecError, match=r"BertForSequenceClassification returns a .*; graph the encoder inside of it"
+        vg.errors.SpecError, match=r"BertForSequenceClassification returns a .*; graph the encoder inside of it"
     ):
         vg.recipes.packed_text(classifier)
-    with pytest.raises(vg.SpecError, match="BertModel is in training mode"):
+    with pytest.raises(vg.errors.SpecError, match="BertModel is in training mode"):
         vg.recipes.packed_text(text_model("bert").train())
 
 
@@ -490,7 +494,7 @@ class Doubled(transformers.ConvBertModel):
 @packs
 def test_a_mask_of_ones_that_changes_the_output_is_not_left_out():
     model = Doubled(text_model("convbert").config).eval()
-    with pytest.raises(vg.SpecError, match="with a mask of ones differs for texts of"):
+    with pytest.raises(vg.errors.SpecError, match="with a mask of ones differs for texts of"):
         vg.recipes.packed_text(model, backend="tape")
 
 
@@ -501,7 +505,7 @@ def test_a_model_whose_embedding_transformers_does_not_know_is_refused(monkeypat
 
     model = text_model("bert")
     monkeypatch.setattr(type(model), "get_input_embeddings", unknown)
-    with pytest.raises(vg.SpecError, match=r"with an nn\.Embedding of tokens"):
+    with pytest.raises(vg.errors.SpecError, match=r"with an nn\.Embedding of tokens"):
         vg.recipes.packed_text(model, backend="tape")
 
 

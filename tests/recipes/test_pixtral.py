@@ -13,7 +13,7 @@ from tests.support.contract import check_half_precision, check_padding_contract
 from tests.support.pictures import IMAGE, TINY, WORDS, build, pictures, pixels
 from tests.support.towers import adapt, distance
 
-BUDGETS = [vg.Budget(64, items=4), vg.Budget(128, items=8), vg.Budget(256, items=6)]
+BUDGETS = [vg.budgets.Budget(64, items=4), vg.budgets.Budget(128, items=8), vg.budgets.Budget(256, items=6)]
 ONE = BUDGETS[1:2]
 SIZES = [(3, 5), (2, 2), (8, 6)]
 
@@ -142,13 +142,13 @@ def test_hooks_and_attentions_come_from_the_original():
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"rows": pictures(SIZES)[0]}, vg.InputError, r"expected \[images, 3, height, width\] with sides of at least 4, pictures"),
-        ({"rows": pictures(SIZES)[:, :1]}, vg.InputError, r"is \[3, 1, 32, 24\]: expected \[images, 3, height"),
-        ({"sizes": pixels(SIZES)[:2]}, vg.LayoutError, "image_sizes describes 2 images, but pixel_values has 3"),
-        ({"sizes": pixels([(3, 5), (2, 2), (9, 6)])}, vg.LayoutError, r"image_sizes\[2\] describes 9 x 6 patches of 4 pixels"),
-        ({"sizes": [[12, 20], [-1, 8], [32, 24]]}, vg.LayoutError, r"image_sizes\[1\] is \[-1, 8\]"),
-        ({"sizes": [12, 20, 8]}, vg.LayoutError, r"image_sizes\[0\] is 12: expected two integers \(height, width\)"),
-        ({"sizes": pixels(SIZES).float()}, vg.LayoutError, "image_sizes is a torch.float32 tensor"),
+        ({"rows": pictures(SIZES)[0]}, vg.errors.InputError, r"expected \[images, 3, height, width\] with sides of at least 4, pictures"),
+        ({"rows": pictures(SIZES)[:, :1]}, vg.errors.InputError, r"is \[3, 1, 32, 24\]: expected \[images, 3, height"),
+        ({"sizes": pixels(SIZES)[:2]}, vg.errors.LayoutError, "image_sizes describes 2 images, but pixel_values has 3"),
+        ({"sizes": pixels([(3, 5), (2, 2), (9, 6)])}, vg.errors.LayoutError, r"image_sizes\[2\] describes 9 x 6 patches of 4 pixels"),
+        ({"sizes": [[12, 20], [-1, 8], [32, 24]]}, vg.errors.LayoutError, r"image_sizes\[1\] is \[-1, 8\]"),
+        ({"sizes": [12, 20, 8]}, vg.errors.LayoutError, r"image_sizes\[0\] is 12: expected two integers \(height, width\)"),
+        ({"sizes": pixels(SIZES).float()}, vg.errors.LayoutError, "image_sizes is a torch.float32 tensor"),
     ],
 )  # fmt: skip
 def test_wrong_input_gets_named_errors(change, error, message):
@@ -158,7 +158,7 @@ def test_wrong_input_gets_named_errors(change, error, message):
 
 
 def test_another_tower_is_refused():
-    with pytest.raises(vg.SpecError, match=r"Linear has no .*'patch_conv'.* expected Pixtral's vision tower"):
+    with pytest.raises(vg.errors.SpecError, match=r"Linear has no .*'patch_conv'.* expected Pixtral's vision tower"):
         vg.recipes.pixtral(nn.Linear(2, 2))
 
 

@@ -27,7 +27,9 @@ def tower(request):
 
 
 def test_the_padding_contract_holds_for_images_videos_and_both(tower):
-    encoder = qwen2_encoder(tower, [vg.Budget(128, items=6, segments=8), vg.Budget(256, items=6, segments=20)])
+    encoder = qwen2_encoder(
+        tower, [vg.budgets.Budget(128, items=6, segments=8), vg.budgets.Budget(256, items=6, segments=20)]
+    )
     layouts = [
         [(1, 16, 16)],  # all rows of the largest budget, nine windows
         [(1, 2, 2)],  # the smallest item there is
@@ -44,7 +46,7 @@ def test_the_padding_contract_holds_for_images_videos_and_both(tower):
 
 
 SHARED_TOWER = qwen2_tower(seed=1)
-SHARED = qwen2_encoder(SHARED_TOWER, [vg.Budget(256, items=4, segments=12)])
+SHARED = qwen2_encoder(SHARED_TOWER, [vg.budgets.Budget(256, items=4, segments=12)])
 
 
 @settings(max_examples=25)
@@ -75,7 +77,7 @@ def test_the_call_and_the_output_are_the_towers_own(tower):
 
 
 def test_items_that_are_split_over_replays_come_in_their_order(tower):
-    encoder = qwen2_encoder(tower, [vg.Budget(128, items=2, segments=8)])
+    encoder = qwen2_encoder(tower, [vg.budgets.Budget(128, items=2, segments=8)])
     grid = [(1, 4, 14), (1, 8, 8), (3, 4, 4), (1, 10, 6)]
     rows = pixels(grid)
     assert distance(pooled(encoder(rows, grid_thw=grid)), pooled(original_of(tower)(rows, grid))) < 1e-5
@@ -111,7 +113,7 @@ def test_the_sizes_of_the_real_tower(family):
     tower = qwen2_tower(family=family, **config)
     grid = [(1, 14, 22), (2, 8, 10)]
     rows = pixels(grid, row=3 * 2 * 14 * 14)
-    encoder = qwen2_encoder(tower, [vg.Budget(512, segments=32)], verify=UNPROVEN)
+    encoder = qwen2_encoder(tower, [vg.budgets.Budget(512, segments=32)], verify=UNPROVEN)
     assert distance(encoder(rows, grid_thw=grid), original_of(tower)(rows, grid)) < 1e-5
     assert not encoder.stats.eager
 
@@ -128,26 +130,26 @@ def test_the_sizes_of_the_real_qwen2_vl():
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen2_5_omni"])
 def test_an_unmodified_tower_is_graphed_from_declared_buffers(family):
     tower = qwen2_tower(family=family)
-    windows = vg.Windows(3)
+    windows = vg.layouts.Windows(3)
     spec = vg.BufferSpec(
-        rows=vg.PackedRows("hidden_states", shape=(ROW,)),
+        rows=vg.inputs.Rows("hidden_states", shape=(ROW,)),
         layout=vg.GridTHW(merge=2),
         buffers=[
-            vg.CuSeqlens(per="frame"),
-            vg.MaxSeqlen(per="frame"),
-            vg.GridPositions("position_ids", order="merge_block"),
+            vg.buffers.CuSeqlens(per="frame"),
+            vg.buffers.MaxSeqlen(per="frame"),
+            vg.buffers.GridPositions("position_ids", order="merge_block"),
             vg.buffers.WindowIndex(windows),
-            vg.CuSeqlens("cu_window_seqlens", per=windows),
-            vg.MaxSeqlen("max_window_seqlen", per=windows),
+            vg.buffers.CuSeqlens("cu_window_seqlens", per=windows),
+            vg.buffers.MaxSeqlen("max_window_seqlen", per=windows),
         ],
-        outputs=vg.Outputs(last_hidden_state=vg.Rows(), pooler_output=vg.Rows(every=4)),
+        outputs=vg.outputs.Fields(last_hidden_state=vg.outputs.Rows(), pooler_output=vg.outputs.Rows(every=4)),
     )
 
     def forward(tower, **arguments):
         with use_attention(tower):
             return tower(**arguments)
 
-    encoder = vg.GraphedEncoder(tower, [vg.Budget(256, segments=24)], spec, forward=forward, backend="tape")
+    encoder = vg.GraphedEncoder(tower, [vg.budgets.Budget(256, segments=24)], spec, forward=forward, backend="tape")
     layouts = [[(1, 16, 16)], [(1, 2, 2)], [*VIDEO, *IMAGES[:1]]]
     check_padding_contract(encoder, original_of(tower), pixels, "grid_thw", layouts, 1e-5)
 
@@ -173,5 +175,7 @@ def test_half_precision_is_as_close_to_float32_as_the_original(family, seed):
 
 @pytest.mark.parametrize("recipe", [vg.recipes.qwen2_vl, vg.recipes.qwen2_5_vl])
 def test_another_tower_is_refused(recipe):
-    with pytest.raises(vg.SpecError, match=r"Linear has no .*'patch_embed'.* expected the vision tower of Qwen2"):
+    with pytest.raises(
+        vg.errors.SpecError, match=r"Linear has no .*'patch_embed'.* expected the vision tower of Qwen2"
+    ):
         recipe(torch.nn.Linear(2, 2))

@@ -14,7 +14,7 @@ from tests.support.encoders import UNPROVEN
 from tests.support.qwen3_asr import asr_tower, clips
 from tests.support.towers import adapt, distance, equal_bits
 
-BUDGETS = [vg.Budget(4, items=3), vg.Budget(12, items=6)]
+BUDGETS = [vg.budgets.Budget(4, items=3), vg.budgets.Budget(12, items=6)]
 LENGTHS = [230, 99, 301]
 
 
@@ -131,7 +131,7 @@ def test_half_precision_is_as_close_to_float32_as_the_original(dtype):
 
 
 def test_another_tower_is_refused():
-    with pytest.raises(vg.SpecError, match=r"Linear has no .* expected the audio tower of Qwen3-ASR"):
+    with pytest.raises(vg.errors.SpecError, match=r"Linear has no .* expected the audio tower of Qwen3-ASR"):
         vg.recipes.qwen3_asr(nn.Linear(2, 2))
 
 

@@ -16,7 +16,7 @@ from varlen_graphs.attention.transformers import use_attention
 MASKS = find_spec("transformers.vision_utils")
 """Transformers 4.57 keeps clips and windows apart in FlashAttention 2 alone, in whose place `use_attention` puts ours."""
 
-BUDGETS = [vg.Budget(512, items=3), vg.Budget(1024, items=6)]
+BUDGETS = [vg.budgets.Budget(512, items=3), vg.budgets.Budget(1024, items=6)]
 CLIPS = [250, 37, 100]
 CHUNK, WINDOW = 100, 200
 
@@ -87,7 +87,7 @@ SHARED = vg.recipes.qwen3_omni_audio(TOWER, BUDGETS, backend="tape")
 @given(st.lists(st.integers(1, 450), min_size=1, max_size=8), st.integers(0, 200), st.integers(0, 3))
 def test_there_is_room_for_the_tokens_of_whatever_a_budget_holds(lengths, more_rows, more_items):
     entries = SHARED.spec.outputs.fields["last_hidden_state"]
-    budget = vg.Budget(sum(lengths) + more_rows, len(lengths) + more_items)
+    budget = vg.budgets.Budget(sum(lengths) + more_rows, len(lengths) + more_items)
     assert sum(map(entries.of_item, lengths)) <= entries.at_budget(budget)
 
 
@@ -158,12 +158,27 @@ def test_half_precision_is_as_close_to_float32_as_the_original(dtype, seed):
         (
             clips_of(CLIPS).mT,
             CLIPS,
-            vg.InputError,
+            vg.errors.InputError,
             r"input_features is \[387, 16\]: expected \[16, rows\], the rows of all",
         ),
-        (clips_of(CLIPS)[None], CLIPS, vg.InputError, r"input_features is \[1, 16, 387\]: expected \[16, rows\]"),
-        (clips_of(CLIPS), [250, 37], vg.LayoutError, r"2 items of 287 rows in all, but input_features has 387 rows"),
-        (clips_of(CLIPS), [250, 137, -1], vg.LayoutError, r"feature_lens\[2\] is -1: every size must be at least 0"),
+        (
+            clips_of(CLIPS)[None],
+            CLIPS,
+            vg.errors.InputError,
+            r"input_features is \[1, 16, 387\]: expected \[16, rows\]",
+        ),
+        (
+            clips_of(CLIPS),
+            [250, 37],
+            vg.errors.LayoutError,
+            r"2 items of 287 rows in all, but input_features has 387 rows",
+        ),
+        (
+            clips_of(CLIPS),
+            [250, 137, -1],
+            vg.errors.LayoutError,
+            r"feature_lens\[2\] is -1: every size must be at least 0",
+        ),
     ],
 )
 def test_wrong_input_gets_named_errors(features, lengths, error, message):
@@ -172,7 +187,9 @@ def test_wrong_input_gets_named_errors(features, lengths, error, message):
 
 
 def test_another_tower_is_refused():
-    with pytest.raises(vg.SpecError, match=r"Linear has no .*'conv2d1'.* expected the audio tower of Qwen3-Omni"):
+    with pytest.raises(
+        vg.errors.SpecError, match=r"Linear has no .*'conv2d1'.* expected the audio tower of Qwen3-Omni"
+    ):
         vg.recipes.qwen3_omni_audio(torch.nn.Linear(2, 2))
 
 

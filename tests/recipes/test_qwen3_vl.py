@@ -22,7 +22,9 @@ def tower(request):
 
 def test_the_padding_contract_holds_for_images_videos_and_both(tower):
     encoder = vg.recipes.qwen3_vl(
-        tower, [vg.Budget(128, items=6, segments=8), vg.Budget(256, items=6, segments=20)], backend="tape"
+        tower,
+        [vg.budgets.Budget(128, items=6, segments=8), vg.budgets.Budget(256, items=6, segments=20)],
+        backend="tape",
     )
     layouts = [
         [(1, 16, 16)],  # all rows of the largest budget
@@ -46,7 +48,7 @@ def test_any_call_equals_the_original(grid):
 
 
 SHARED_TOWER = qwen3_vl_tower(seed=1)
-SHARED = vg.recipes.qwen3_vl(SHARED_TOWER, [vg.Budget(256, items=4, segments=8)], backend="tape"), SHARED_TOWER
+SHARED = vg.recipes.qwen3_vl(SHARED_TOWER, [vg.budgets.Budget(256, items=4, segments=8)], backend="tape"), SHARED_TOWER
 
 
 def test_the_call_and_the_output_are_the_towers_own(tower):
@@ -74,7 +76,7 @@ def test_the_call_and_the_output_are_the_towers_own(tower):
 
 def test_one_image_in_a_graph_captured_for_videos_is_alone(tower):
     """The tail of cu_seqlens repeats its last value: a tail of zeros would be a segment of negative length."""
-    encoder = vg.recipes.qwen3_vl(tower, [vg.Budget(256, items=2, segments=40)], backend="tape")
+    encoder = vg.recipes.qwen3_vl(tower, [vg.budgets.Budget(256, items=2, segments=40)], backend="tape")
     encoder(pixels([(10, 4, 4)]), grid_thw=[(10, 4, 4)])
     rows = pixels([(1, 6, 6)])
     assert distance(encoder(rows, grid_thw=[(1, 6, 6)]), original_of(tower)(rows, [(1, 6, 6)])) < 1e-5
@@ -118,20 +120,20 @@ def test_arguments_of_the_tower_that_the_recipe_does_not_take_run_the_original(t
 @pytest.mark.skipif(not find_spec("transformers.vision_utils"), reason="towers of transformers 4.57 take no buffers")
 def test_an_unmodified_tower_is_graphed_from_declared_buffers(tower):
     """Towers that take what they need as arguments need no recipe, only an attention that takes cu_seqlens."""
-    merged = vg.Rows(every=4)
+    merged = vg.outputs.Rows(every=4)
     deepstack = {"deepstack_features": merged} if hasattr(tower, "deepstack_merger_list") else {}
     interpolation = {"entries": 64, "align_corners": True, "order": "merge_block"}
     spec = vg.BufferSpec(
-        rows=vg.PackedRows("hidden_states", shape=(ROW,)),
+        rows=vg.inputs.Rows("hidden_states", shape=(ROW,)),
         layout=vg.GridTHW(merge=2),
         buffers=[
-            vg.CuSeqlens(per="frame"),
-            vg.MaxSeqlen(per="frame"),
-            vg.GridPositions("position_ids", order="merge_block"),
+            vg.buffers.CuSeqlens(per="frame"),
+            vg.buffers.MaxSeqlen(per="frame"),
+            vg.buffers.GridPositions("position_ids", order="merge_block"),
             vg.buffers.InterpolationIndices(**interpolation),
             vg.buffers.InterpolationWeights(**interpolation),
         ],
-        outputs=vg.Outputs(last_hidden_state=vg.Rows(), pooler_output=merged, **deepstack),
+        outputs=vg.outputs.Fields(last_hidden_state=vg.outputs.Rows(), pooler_output=merged, **deepstack),
     )
 
     def forward(tower, **arguments):
@@ -175,14 +177,14 @@ def test_our_attention_refuses_what_is_not_packed():
         1,
         8,
     )
-    with pytest.raises(vg.InputError, match=expected):
+    with pytest.raises(vg.errors.InputError, match=expected):
         flash_attention(None, q, q, q)
-    with pytest.raises(vg.InputError, match=expected):
+    with pytest.raises(vg.errors.InputError, match=expected):
         flash_attention(None, q.expand(2, -1, -1, -1), q, q, cu_seq_lens_q=cu_seqlens)
     for option in ({"softcap": 30.0}, {"s_aux": q}, {"dropout": 0.1}):
-        with pytest.raises(vg.InputError, match=f"{next(iter(option))}.*{expected}"):
+        with pytest.raises(vg.errors.InputError, match=f"{next(iter(option))}.*{expected}"):
             flash_attention(None, q, q, q, cu_seq_lens_q=cu_seqlens, **option)
-    with pytest.raises(vg.InputError, match=f"cu_seq_lens_k.*{expected}"):
+    with pytest.raises(vg.errors.InputError, match=f"cu_seq_lens_k.*{expected}"):
         flash_attention(None, q, q, q, cu_seq_lens_q=cu_seqlens, cu_seq_lens_k=cu_seqlens.clone())
 
 

@@ -14,7 +14,7 @@ from tests.support.encoders import UNPROVEN, wait_for
 from tests.support.radio import ROW, patches, radio_original, radio_tower
 from tests.support.towers import adapt, distance, equal_bits
 
-BUDGETS = [vg.Budget(64, items=4), vg.Budget(128, items=8)]
+BUDGETS = [vg.budgets.Budget(64, items=4), vg.budgets.Budget(128, items=8)]
 SHAPES = [(4, 6), (9, 2), (5, 5)]
 
 
@@ -78,7 +78,9 @@ def test_batches_of_images_and_of_videos_replay_graphs_of_their_own():
 
 @pytest.mark.parametrize("in_background", [False, True])
 def test_a_lazy_encoder_captures_for_batches_too(in_background):
-    encoder = vg.recipes.radio(radio_tower(), BUDGETS, backend="tape", capture=vg.Capture(lazy=True), verify=UNPROVEN)
+    encoder = vg.recipes.radio(
+        radio_tower(), BUDGETS, backend="tape", capture=vg.options.Capture(lazy=True), verify=UNPROVEN
+    )
     batch = torch.randn(3, 3, 16, 24)
     encoder(batch)
     assert "1 eager run: not captured yet" in encoder.report()
@@ -144,12 +146,12 @@ def test_half_precision_is_as_close_to_float32_as_the_original():
 )  # fmt: skip
 def test_wrong_input_gets_named_errors(rows, shapes, message):
     _, encoder = shared()
-    with pytest.raises((vg.InputError, vg.LayoutError), match=message):
+    with pytest.raises((vg.errors.InputError, vg.errors.LayoutError), match=message):
         encoder(rows, image_grid_hw=shapes)
 
 
 def test_another_tower_is_refused():
-    with pytest.raises(vg.SpecError, match=r"Linear has no .* expected C-RADIO"):
+    with pytest.raises(vg.errors.SpecError, match=r"Linear has no .* expected C-RADIO"):
         vg.recipes.radio(nn.Linear(2, 2))
 
 

@@ -16,7 +16,7 @@ from tests.support.text_encoders import IS_OLD
 from tests.support.towers import adapt, distance, equal_bits, siglip2_tower
 
 LENGTH, ROW = 128, 3 * 4 * 4
-BUDGETS = [vg.Budget(64, items=4), vg.Budget(128, items=8), vg.Budget(256, items=6)]
+BUDGETS = [vg.budgets.Budget(64, items=4), vg.budgets.Budget(128, items=8), vg.budgets.Budget(256, items=6)]
 SHAPES = [(3, 5), (2, 2), (8, 6)]
 
 
@@ -223,14 +223,14 @@ def test_adapters_are_called(path):
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"rows": patch_batch(SHAPES)[0]}, vg.InputError, r"pixel_values is \[128, 48\]: expected \[batch, length, 48\], a batch"),
-        ({"mask": mask_of([(3, 5), (2, 3), (8, 6)])}, vg.LayoutError,
+        ({"rows": patch_batch(SHAPES)[0]}, vg.errors.InputError, r"pixel_values is \[128, 48\]: expected \[batch, length, 48\], a batch"),
+        ({"mask": mask_of([(3, 5), (2, 3), (8, 6)])}, vg.errors.LayoutError,
          r"marks \[15, 6, 48\] rows as real, but spatial_shapes describes items of \[15, 4, 48\] rows"),
-        ({"mask": mask_of(SHAPES).flip(1)}, vg.LayoutError, "but not the first 15: expected items padded on the right"),
-        ({"shapes": [(3, 5), (2, 2), (16, 9)]}, vg.LayoutError, "the longest of 144 rows, but pixel_values is"),
-        ({"shapes": SHAPES[:2]}, vg.LayoutError, "spatial_shapes describes 2 items"),
-        ({"shapes": [(3, 5), (2, 2), (-1, 6)]}, vg.LayoutError, r"spatial_shapes\[2\] is \[?\(?-1, 6"),
-        ({"mask": None}, vg.InputError, "argument 'pixel_attention_mask' is missing"),
+        ({"mask": mask_of(SHAPES).flip(1)}, vg.errors.LayoutError, "but not the first 15: expected items padded on the right"),
+        ({"shapes": [(3, 5), (2, 2), (16, 9)]}, vg.errors.LayoutError, "the longest of 144 rows, but pixel_values is"),
+        ({"shapes": SHAPES[:2]}, vg.errors.LayoutError, "spatial_shapes describes 2 items"),
+        ({"shapes": [(3, 5), (2, 2), (-1, 6)]}, vg.errors.LayoutError, r"spatial_shapes\[2\] is \[?\(?-1, 6"),
+        ({"mask": None}, vg.errors.InputError, "argument 'pixel_attention_mask' is missing"),
     ],
 )  # fmt: skip
 def test_wrong_input_gets_named_errors(change, error, message):
@@ -240,7 +240,9 @@ def test_wrong_input_gets_named_errors(change, error, message):
 
 
 def test_another_tower_is_refused():
-    with pytest.raises(vg.SpecError, match=r"Linear has no .*'embeddings'.* expected the vision tower of SigLIP 2"):
+    with pytest.raises(
+        vg.errors.SpecError, match=r"Linear has no .*'embeddings'.* expected the vision tower of SigLIP 2"
+    ):
         vg.recipes.siglip2(nn.Linear(2, 2))
 
 

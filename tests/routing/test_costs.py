@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 import varlen_graphs as vg
 from tests.support import strategies
 from tests.support.encoders import attention_encoder
+from varlen_graphs.declaration.call import Call
 from varlen_graphs.routing.costs import Costs
 from varlen_graphs.routing.enabled import EnabledBudgets
 from varlen_graphs.routing.router import Router
-from varlen_graphs.spec.call import Call
 
 
 @given(strategies.costs(6))
@@ -43,15 +43,15 @@ def test_no_split_is_ruled_out_that_saves_enough(costs, data):
 
 
 def test_the_bound_is_close_also_where_small_budgets_cost_the_same():
-    costs = Costs({vg.Budget(rows): 1 + max(rows, 640) / 100 for rows in range(128, 4097, 128)})
+    costs = Costs({vg.budgets.Budget(rows): 1 + max(rows, 640) / 100 for rows in range(128, 4097, 128)})
     assert costs.of_several(4000) == pytest.approx(2 + 4000 / 100)
 
 
 def test_a_budget_for_few_items_says_nothing_of_calls_with_many():
     """Both have as many rows, but only the costly one holds the call: nothing of it is padding."""
-    few, many = vg.Budget(4096, items=4, segments=512), vg.Budget(4096, items=512)
+    few, many = vg.budgets.Budget(4096, items=4, segments=512), vg.budgets.Budget(4096, items=512)
     costs = Costs({few: 10.0, many: 20.0}, host=1.0, eager_factor=1.1)
-    layout = vg.layout.Layout(((1, 1, 8),) * 512)
+    layout = vg.layouts.Layout(((1, 1, 8),) * 512)
     assert [pack.budget for pack in routed(layout, costs).packs] == [many]
 
 
@@ -70,13 +70,13 @@ def test_an_exact_graph_costs_between_the_budgets_around_it(costs, rows):
 
 
 def test_a_replay_costs_what_was_measured_around_it():
-    costs = Costs({vg.Budget(rows): 1 + rows / 100 for rows in (256, 512, 1024)}, host=5.0)
-    assert costs.replay(512) == costs.replays[vg.Budget(512)]
+    costs = Costs({vg.budgets.Budget(rows): 1 + rows / 100 for rows in (256, 512, 1024)}, host=5.0)
+    assert costs.replay(512) == costs.replays[vg.budgets.Budget(512)]
     assert costs.replay(640) == pytest.approx(7.4)
-    assert costs.replay(16) == costs.replay(256) == costs.replays[vg.Budget(256)]
+    assert costs.replay(16) == costs.replay(256) == costs.replays[vg.budgets.Budget(256)]
     assert costs.replay(4096) == pytest.approx(41.96)
-    assert Costs({vg.Budget(512): 4.0}, host=5.0).replay(1024) == pytest.approx(8)
-    assert Costs.in_rows([vg.Budget(512)]).replay(64) == 64 + 512
+    assert Costs({vg.budgets.Budget(512): 4.0}, host=5.0).replay(1024) == pytest.approx(8)
+    assert Costs.in_rows([vg.budgets.Budget(512)]).replay(64) == 64 + 512
 
 
 @given(strategies.costs(6), st.lists(strategies.budgets, min_size=1, max_size=6, unique=True))
@@ -101,15 +101,19 @@ def test_what_was_not_timed_costs_what_lies_between(costs, budgets):
 
 def test_a_smaller_budget_that_was_not_timed_is_worth_wanting():
     """Were it taken to cost what the smallest one does, no call would want it."""
-    costs = Costs({vg.Budget(1024): 4.0}, host=5.0).over([vg.Budget(256), vg.Budget(1024), vg.Budget(4096)])
-    assert costs.replays[vg.Budget(256)] == pytest.approx(4.0 * (256 + 512) / (1024 + 512))
-    assert costs.replays[vg.Budget(4096)] == pytest.approx(4.0 * (4096 + 512) / (1024 + 512))
+    costs = Costs({vg.budgets.Budget(1024): 4.0}, host=5.0).over(
+        [vg.budgets.Budget(256), vg.budgets.Budget(1024), vg.budgets.Budget(4096)]
+    )
+    assert costs.replays[vg.budgets.Budget(256)] == pytest.approx(4.0 * (256 + 512) / (1024 + 512))
+    assert costs.replays[vg.budgets.Budget(4096)] == pytest.approx(4.0 * (4096 + 512) / (1024 + 512))
     assert not costs.dropped
 
 
 def routed(layout, costs, budgets=None):
     """The route of a call of these items, with the budgets and costs as measured for calls like it."""
-    spec = vg.BufferSpec("x", vg.GridTHW(), buffers=[vg.CuSeqlens(per="frame"), vg.MaxSeqlen(per="frame")])
+    spec = vg.BufferSpec(
+        "x", vg.GridTHW(), buffers=[vg.buffers.CuSeqlens(per="frame"), vg.buffers.MaxSeqlen(per="frame")]
+    )
     router = Router(spec, budgets or EnabledBudgets(costs), "eager", 1)
     call = Call(torch.zeros(layout.total, 1), {}, {}, (), {}, None, layout)
     return router.route(call, router.budgets.costs, timed=True)
@@ -129,37 +133,39 @@ def runs_eager_because_it_is_faster(layout, costs):
     ],
 )
 def test_a_call_runs_without_a_graph_where_padding_costs_more_than_the_host(rows, squares_matter, host, expected):
-    small, large = vg.Budget(512), vg.Budget(1024)
+    small, large = vg.budgets.Budget(512), vg.budgets.Budget(1024)
     per_square = 1.0 if squares_matter else 0.0
     costs = Costs({small: 5.0, large: 10.0}, per_square, host)
-    layout = vg.layout.Layout(((1, 1, rows),))
+    layout = vg.layouts.Layout(((1, 1, rows),))
     assert runs_eager_because_it_is_faster(layout, costs) is expected
 
 
 def test_a_call_that_is_larger_than_every_budget_is_split_for_the_memory_it_takes_otherwise():
-    small, large = vg.Budget(512), vg.Budget(1024)
+    small, large = vg.budgets.Budget(512), vg.budgets.Budget(1024)
     costs = Costs({small: 5.0, large: 10.0}, host=1.0)
-    assert runs_eager_because_it_is_faster(vg.layout.Layout(((1, 1, 600),)), costs)
-    assert not runs_eager_because_it_is_faster(vg.layout.Layout(((1, 1, 600),) * 10), costs)
+    assert runs_eager_because_it_is_faster(vg.layouts.Layout(((1, 1, 600),)), costs)
+    assert not runs_eager_because_it_is_faster(vg.layouts.Layout(((1, 1, 600),) * 10), costs)
 
 
 def test_nothing_runs_eager_for_speed_before_something_was_measured():
-    budget = vg.Budget(1024)
+    budget = vg.budgets.Budget(1024)
     costs = Costs.in_rows([budget])
     assert not costs.measured
-    assert not runs_eager_because_it_is_faster(vg.layout.Layout(((1, 1, 1),)), costs)
+    assert not runs_eager_because_it_is_faster(vg.layouts.Layout(((1, 1, 1),)), costs)
 
 
 def test_frames_are_squared_one_by_one():
-    spec = vg.BufferSpec("x", vg.GridTHW(), buffers=[vg.CuSeqlens(per="frame"), vg.MaxSeqlen(per="frame")])
-    assert spec.needs.squares(vg.layout.Layout(((3, 2, 2), (1, 4, 4)))) == 3 * 16 + 256
-    whole = vg.BufferSpec("x", vg.Lengths(), buffers=[vg.CuSeqlens()])
-    assert whole.needs.squares(vg.layout.Layout(((1, 1, 3), (1, 1, 5)))) == 9 + 25
+    spec = vg.BufferSpec(
+        "x", vg.GridTHW(), buffers=[vg.buffers.CuSeqlens(per="frame"), vg.buffers.MaxSeqlen(per="frame")]
+    )
+    assert spec.needs.squares(vg.layouts.Layout(((3, 2, 2), (1, 4, 4)))) == 3 * 16 + 256
+    whole = vg.BufferSpec("x", vg.Lengths(), buffers=[vg.buffers.CuSeqlens()])
+    assert whole.needs.squares(vg.layouts.Layout(((1, 1, 3), (1, 1, 5)))) == 9 + 25
 
 
 @given(strategies.costs(), st.lists(st.integers(1, 600), min_size=1, max_size=8), st.data())
 def test_disabled_budgets_are_in_no_route(costs, rows, data):
-    budgets, layout = EnabledBudgets(costs), vg.layout.Layout(tuple((1, 1, n) for n in rows))
+    budgets, layout = EnabledBudgets(costs), vg.layouts.Layout(tuple((1, 1, n) for n in rows))
     before = routed(layout, costs, budgets)
     disabled = data.draw(st.sets(st.sampled_from(sorted(costs.replays))))
     for budget in disabled:
@@ -175,7 +181,7 @@ def test_a_report_shows_budgets_times_and_counts():
     from varlen_graphs.serving.report import report
     from varlen_graphs.stats import Stats
 
-    small, large, useless = vg.Budget(512), vg.Budget(1024), vg.Budget(640)
+    small, large, useless = vg.budgets.Budget(512), vg.budgets.Budget(1024), vg.budgets.Budget(640)
     costs = Costs({small: 1.5, large: 2.0, useless: 2.25}, per_square=1e-6, host=9.0, bytes_per_row=56_000.0)
     stats = Stats(calls=3, items=7)
     stats.count_replay(small, 500)
@@ -199,6 +205,6 @@ def test_a_report_shows_budgets_times_and_counts():
 
 
 def test_a_call_far_below_the_only_budget_runs_without_a_graph():
-    costs = Costs({vg.Budget(16_384): 60.0}, host=10.0)
-    layout = vg.layout.Layout(((1, 8, 8),))
+    costs = Costs({vg.budgets.Budget(16_384): 60.0}, host=10.0)
+    layout = vg.layouts.Layout(((1, 8, 8),))
     assert runs_eager_because_it_is_faster(layout, costs)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import varlen_graphs as vg
 from tests.support import strategies
-from varlen_graphs.layout.needs import Demand, Load
+from varlen_graphs.layouts.needs import Demand, Load
 from varlen_graphs.routing.costs import Costs
 from varlen_graphs.routing.packing import EXACT_ITEMS, Pack, cheapest, pack, total_cost
 
@@ -76,42 +76,42 @@ def test_small_calls_are_packed_at_the_least_cost(demands, costs):
 
 def test_nothing_is_looked_for_that_could_not_repay_the_search():
     demands = [Demand(400, 1, 400)] * 30
-    budgets = {vg.Budget(rows): 1 + rows * 0.002 for rows in (6_000, 16_000)}
-    (one,) = pack(demands, Costs(budgets | {vg.Budget(12_800): 28.0}, host=9.0))  # two of 6,000 would take 26
+    budgets = {vg.budgets.Budget(rows): 1 + rows * 0.002 for rows in (6_000, 16_000)}
+    (one,) = pack(demands, Costs(budgets | {vg.budgets.Budget(12_800): 28.0}, host=9.0))  # two of 6,000 would take 26
     assert one.budget.rows == 12_800
     assert len(pack(demands, Costs(budgets, host=9.0))) == 2  # one of 16,000 takes 33
 
 
 def test_a_split_that_saves_less_than_times_vary_by_is_not_made():
     demands = [Demand(1000, 1, 1000)] * 2
-    small, large = vg.Budget(1000), vg.Budget(2000)
+    small, large = vg.budgets.Budget(1000), vg.budgets.Budget(2000)
     assert len(pack(demands, Costs({small: 4.6, large: 10.0}, host=9.0))) == 1
     assert len(pack(demands, Costs({small: 4.4, large: 10.0}, host=9.0))) == 2
 
 
 def test_a_video_counts_its_frames():
-    budgets = [vg.Budget(1024, items=8, segments=8), vg.Budget(2048, items=8, segments=64)]
+    budgets = [vg.budgets.Budget(1024, items=8, segments=8), vg.budgets.Budget(2048, items=8, segments=64)]
     (one,) = pack([Demand(rows=400, segments=10, longest=40)], Costs.in_rows(budgets))
     assert one.budget.segments == 64
 
 
 def test_two_small_replays_beat_one_that_is_much_larger():
-    packs = pack([Demand(1000, 1, 1000)] * 2, Costs.in_rows([vg.Budget(1024), vg.Budget(4096)]))
+    packs = pack([Demand(1000, 1, 1000)] * 2, Costs.in_rows([vg.budgets.Budget(1024), vg.budgets.Budget(4096)]))
     assert [one.items for one in packs] == [(0,), (1,)]
-    (one,) = pack([Demand(100, 1, 100)] * 2, Costs.in_rows([vg.Budget(128), vg.Budget(256)]))
+    (one,) = pack([Demand(100, 1, 100)] * 2, Costs.in_rows([vg.budgets.Budget(128), vg.budgets.Budget(256)]))
     assert one.budget.rows == 256
 
 
 def test_many_items_are_packed_well_by_the_heuristic():
     sizes = [700, 300, 650, 350, 600, 400, 550, 450, 500, 500]
-    packs = pack([Demand(rows, 1, rows) for rows in sizes], Costs.in_rows([vg.Budget(1000, items=8)]))
+    packs = pack([Demand(rows, 1, rows) for rows in sizes], Costs.in_rows([vg.budgets.Budget(1000, items=8)]))
     assert len(packs) <= 6
 
 
 @given(st.data())
 def test_spans_cover_the_items_of_a_pack_in_order(data):
     items = data.draw(strategies.grids(max_items=8))
-    layout = vg.layout.Layout(tuple(items))
+    layout = vg.layouts.Layout(tuple(items))
     chosen = sorted(data.draw(st.sets(st.integers(0, len(items) - 1), min_size=1)))
     rows_there, rows_here = [], []
     starts = [sum(layout.rows[:i]) for i in range(len(items))]
@@ -127,7 +127,7 @@ def test_spans_cover_the_items_of_a_pack_in_order(data):
 
 def test_hundreds_of_items_are_packed_closely():
     sizes = [60 + 37 * i % 240 for i in range(500)]
-    costs = Costs.in_rows([vg.Budget(2048), vg.Budget(4096, items=64)])
+    costs = Costs.in_rows([vg.budgets.Budget(2048), vg.budgets.Budget(4096, items=64)])
     packs = pack([Demand(rows, 1, rows) for rows in sizes], costs)
     assert sorted(i for one in packs for i in one.items) == list(range(500))
     assert total_cost(packs, costs) < 1.25 * (sum(sizes) + 512 * sum(sizes) / 4096)
@@ -135,12 +135,12 @@ def test_hundreds_of_items_are_packed_closely():
 
 def test_the_time_to_pack_grows_with_the_items_and_not_with_their_square():
     start = time.monotonic()
-    assert len(pack([Demand(1, 1, 1)] * 20_000, Costs.in_rows([vg.Budget(64, items=8)]))) == 2500
+    assert len(pack([Demand(1, 1, 1)] * 20_000, Costs.in_rows([vg.budgets.Budget(64, items=8)]))) == 2500
     assert time.monotonic() - start < 20  # a minute and more, if every pack stayed open
 
 
 @pytest.mark.parametrize("count", [1, 3, 9, 40])
 def test_a_call_that_fits_one_budget_closely_is_one_replay(count):
     demands = [Demand(100, 1, 100)] * count
-    (one,) = pack(demands, Costs.in_rows([vg.Budget(n, items=64, segments=64) for n in range(128, 4200, 128)]))
+    (one,) = pack(demands, Costs.in_rows([vg.budgets.Budget(n, items=64, segments=64) for n in range(128, 4200, 128)]))
     assert list(one.items) == list(range(count))

@@ -41,7 +41,7 @@ def test_models_of_one_class_have_metrics_of_their_own_and_errors_are_logged(cap
     (encoder,) = first.values()
 
     def fail(*_, **__):
-        raise vg.CaptureError("no room")
+        raise vg.errors.CaptureError("no room")
 
     monkeypatch.setattr(encoder.executor.store, "capture", fail)
     models[0](torch.zeros(1, 3, 32, 32))  # requests a graph

@@ -19,7 +19,7 @@ from tests.support.threads import run_in_threads
 from tests.support.towers import distance, equal_bits
 from varlen_graphs.capture import memory
 
-SHAPED = attention_spec(rows=vg.PackedRows("x", shape=(8,)))
+SHAPED = attention_spec(rows=vg.inputs.Rows("x", shape=(8,)))
 
 
 # Outputs where graphs leave them
@@ -33,7 +33,7 @@ def test_outputs_that_are_inputs_weights_or_views_are_right():
             weight = self.qkv.weight[:1, :8].expand(len(x), 8)
             return {"in": x, "view": wide[:, 3:11], "across": wide.mT.mT, "weight": weight, "kinds": x[:, 0].long()}
 
-    outputs = vg.Outputs(**dict.fromkeys(["in", "view", "across", "weight", "kinds"], vg.Rows()))
+    outputs = vg.outputs.Fields(**dict.fromkeys(["in", "view", "across", "weight", "kinds"], vg.outputs.Rows()))
     module = Several()
     encoder = attention_encoder(module=module, spec=attention_spec(outputs=outputs))
     for lengths in ([100], [3, 4], [100, 20, 90, 30, 5, 128, 64], [60]):
@@ -96,7 +96,7 @@ def test_outputs_whose_entries_depend_on_the_budget_are_refused(least, sizes):
             return x.new_ones(len(x), max(least, len(x)))
 
     encoder = vg.GraphedEncoder(Wide(), [128, 256], vg.BufferSpec("x", vg.Lengths()), backend="tape")
-    with pytest.raises(vg.SpecError, match="the entries of the outputs depend on the budget: " + sizes):
+    with pytest.raises(vg.errors.SpecError, match="the entries of the outputs depend on the budget: " + sizes):
         encoder(torch.ones(2, 1), lengths=[2])
 
 
@@ -109,7 +109,7 @@ def test_rebuilt_model_outputs_are_whole():
                 last_hidden_state=super().forward(x, cu_seqlens, max_seqlen), hidden_states=(x, x)
             )
 
-    outputs = vg.Outputs(last_hidden_state=vg.Rows(), hidden_states=vg.Rows())
+    outputs = vg.outputs.Fields(last_hidden_state=vg.outputs.Rows(), hidden_states=vg.outputs.Rows())
     encoder = attention_encoder(module=Model(), spec=attention_spec(outputs=outputs))
     rows = rows_for([6])
     got, expected = encoder(rows, lengths=[6]), encoder.eager(rows, lengths=[6])
@@ -152,7 +152,7 @@ def test_a_change_of_all_weights_is_found_at_once_and_of_one_soon(change, calls)
     encoder(rows, lengths=[6])
     change(encoder.module)
     with pytest.raises(
-        vg.StaleGraphError,
+        vg.errors.StaleGraphError,
         match=r"(was moved or replaced|gained or lost a parameter, buffer or submodule) since the graphs were captured",
     ):
         _ = [encoder(rows, lengths=[6]) for _ in range(calls)]
@@ -196,11 +196,13 @@ def test_the_output_of_a_stage_is_computed_when_it_is_read_and_is_the_callers_ow
     with encoder.stage([5, 9], scale=2.0) as stage:
         stage.rows[:] = rows
         first = stage.output
-        with pytest.raises(vg.InputError, match=re.escape("stage.rows was read after stage.output or after the block")):
+        with pytest.raises(
+            vg.errors.InputError, match=re.escape("stage.rows was read after stage.output or after the block")
+        ):
             stage.rows.zero_()
         encoder(rows_for([64], 1), lengths=[64])  # the rows were taken, so others may come
         assert stage.output is first
-    with pytest.raises(vg.InputError, match="write the rows before that"):
+    with pytest.raises(vg.errors.InputError, match="write the rows before that"):
         _ = stage.rows
     assert equal_bits(first, encoder(rows, lengths=[5, 9], scale=2.0))
     assert encoder.stats.replays.total() == 3
@@ -210,7 +212,7 @@ def test_an_error_inside_a_stage_leaves_everything_working():
     encoder, rows = attention_encoder(spec=SHAPED), rows_for([5])
     with pytest.raises(ZeroDivisionError), encoder.stage([5]) as stage:
         stage.rows.fill_(1 / 0)
-    with pytest.raises(vg.InputError, match="an error ended the block before it was computed; stage again"):
+    with pytest.raises(vg.errors.InputError, match="an error ended the block before it was computed; stage again"):
         _ = stage.output
     assert not encoder.stats.replays
     assert distance(encoder(rows, lengths=[5]), encoder.eager(rows, lengths=[5])) < 1e-6
@@ -223,7 +225,7 @@ def test_other_calls_wait_for_a_stage_and_those_of_its_own_thread_are_refused():
     with encoder.stage([5]) as stage:
         stage.rows.copy_(rows)
         for call in (lambda: encoder(rows, lengths=[5]), encoder.release, lambda: encoder.stage([4]).__enter__()):
-            with pytest.raises(vg.InputError, match="this thread is writing rows inside `with"):
+            with pytest.raises(vg.errors.InputError, match="this thread is writing rows inside `with"):
                 call()
         assert distance(other(rows, lengths=[5]), expected) < 1e-6  # rows of its own
         thread = threading.Thread(target=lambda: done.append(encoder(rows, lengths=[5])))
@@ -255,13 +257,13 @@ def test_a_stage_runs_eager_where_calls_do():
     [
         (
             ([64, 65],),
-            vg.BudgetError,
+            vg.errors.BudgetError,
             "a stage is one replay, but no budget holds 2 items of 129 rows in 2 segments of at most 65 rows:",
         ),
-        (([-1],), vg.LayoutError, "every size must be at least 0"),
-        (([5], {"scales": 1}), vg.InputError, "Attention has no argument 'scales'"),
-        (([5], {"x": 1}), vg.InputError, "x came with a stage, which hands out the rows to write; leave it out"),
-        ((None,), vg.InputError, "argument 'lengths' is missing"),
+        (([-1],), vg.errors.LayoutError, "every size must be at least 0"),
+        (([5], {"scales": 1}), vg.errors.InputError, "Attention has no argument 'scales'"),
+        (([5], {"x": 1}), vg.errors.InputError, "x came with a stage, which hands out the rows to write; leave it out"),
+        ((None,), vg.errors.InputError, "argument 'lengths' is missing"),
     ],
 )
 def test_stages_that_cannot_be_are_named(arguments, error, message):
@@ -272,7 +274,7 @@ def test_stages_that_cannot_be_are_named(arguments, error, message):
 
 def test_a_stage_needs_the_shape_of_a_row():
     encoder = attention_encoder()
-    with pytest.raises(vg.SpecError, match="or make a call instead"), encoder.stage([5]):
+    with pytest.raises(vg.errors.SpecError, match="or make a call instead"), encoder.stage([5]):
         pass
     encoder(rows_for([5]), lengths=[5])
     with encoder.stage([5]) as stage:
@@ -285,7 +287,7 @@ def test_padding_of_staged_integer_rows_is_the_declared_one():
         def forward(self, ids, lengths):
             return ids.sum().expand(len(lengths))
 
-    spec = vg.BufferSpec(vg.PackedRows("ids", shape=(), dtype=torch.int64), vg.Lengths(), outputs=vg.Items())
+    spec = vg.BufferSpec(vg.inputs.Rows("ids", shape=(), dtype=torch.int64), vg.Lengths(), outputs=vg.outputs.Items())
     weight = nn.Parameter(torch.zeros(1))
     module = Sum()
     module.register_parameter("weight", weight)
@@ -311,19 +313,19 @@ def test_a_layout_on_the_device_is_as_good_as_one_on_the_host(lengths):
     assert encoder.stats.rows == 2 * sum(lengths)
 
 
-GRID_BUDGETS = (vg.Budget(64, items=4, segments=16),)
+GRID_BUDGETS = (vg.budgets.Budget(64, items=4, segments=16),)
 
 
 def grid_encoder(budgets=GRID_BUDGETS, **options):
     spec = vg.BufferSpec(
-        rows=vg.PackedRows("x", shape=(8,)),
-        layout=vg.GridTHW(merge=2, columns=(vg.Column("kind", pad=-1),)),
+        rows=vg.inputs.Rows("x", shape=(8,)),
+        layout=vg.GridTHW(merge=2, columns=(vg.layouts.Column("kind", pad=-1),)),
         buffers=[
-            vg.CuSeqlens(per="frame"),
-            vg.MaxSeqlen(per="frame"),
-            vg.DeviceBuffer("scale", lambda table: table.column("kind")[table.row_item][:, None]),
+            vg.buffers.CuSeqlens(per="frame"),
+            vg.buffers.MaxSeqlen(per="frame"),
+            vg.buffers.DeviceBuffer("scale", lambda table: table.column("kind")[table.row_item][:, None]),
         ],
-        outputs=vg.Outputs(x=vg.Rows(), whole=vg.Rows()),
+        outputs=vg.outputs.Fields(x=vg.outputs.Rows(), whole=vg.outputs.Rows()),
     )
 
     def forward(module, x, cu_seqlens, max_seqlen, scale):
@@ -356,20 +358,20 @@ def test_a_wrong_layout_on_the_device_gives_nan_and_harms_no_other_call(grid, co
             stage.rows.copy_(rows[:16])
         assert encoder.stats.wrong_layouts == encoder.stats.as_dict()["wrong_layouts"] == 2 * wrong
         assert len([one for one in caplog.messages if message in one]) == 2 * wrong
-        with pytest.raises(vg.LayoutError, match=re.escape(message)):
+        with pytest.raises(vg.errors.LayoutError, match=re.escape(message)):
             encoder.check()
         encoder.check()  # once is enough
-    with pytest.raises(vg.LayoutError):  # the host tells at once
+    with pytest.raises(vg.errors.LayoutError):  # the host tells at once
         encoder(rows, grid_thw=grid, kind=[1] * len(grid))
 
 
 @pytest.mark.parametrize(("grid", "count", "message"), WRONG.values(), ids=WRONG.keys())
 def test_calls_that_wait_for_their_check_raise_themselves(grid, count, message):
-    encoder, rows = grid_encoder(layouts=vg.GpuLayouts("checked", simulated=True)), rows_for([count])
+    encoder, rows = grid_encoder(layouts=vg.options.GpuLayouts("checked", simulated=True)), rows_for([count])
     right = {"grid_thw": torch.tensor([(1, 4, 4)]), "kind": torch.tensor([3])}
     expected = encoder(rows[:16], **right)
     for wrong in (1, 2):
-        with pytest.raises(vg.LayoutError, match=re.escape(message)):
+        with pytest.raises(vg.errors.LayoutError, match=re.escape(message)):
             encoder(rows, grid_thw=torch.tensor(grid), kind=torch.tensor([1] * len(grid)))
         assert equal_bits(encoder(rows[:16], **right), expected)
         assert encoder.stats.wrong_layouts == wrong
@@ -377,7 +379,7 @@ def test_calls_that_wait_for_their_check_raise_themselves(grid, count, message):
 
 
 def test_there_are_two_ways_to_check_layouts_on_the_gpu():
-    with pytest.raises(vg.SpecError, match="layouts='trusted': expected 'reported', 'checked', or a GpuLayouts"):
+    with pytest.raises(vg.errors.SpecError, match="layouts='trusted': expected 'reported', 'checked', or a GpuLayouts"):
         grid_encoder(layouts="trusted")
 
 
@@ -387,11 +389,13 @@ def test_rows_that_an_output_ratio_cuts_are_found_on_the_device():
             return x.unflatten(0, (-1, 4)).sum(1)
 
     encoder = vg.GraphedEncoder(
-        Merging(), [128], vg.BufferSpec("x", vg.Lengths(), outputs=vg.Rows(every=4)), **SIMULATED
+        Merging(), [128], vg.BufferSpec("x", vg.Lengths(), outputs=vg.outputs.Rows(every=4)), **SIMULATED
     )
     assert encoder(torch.ones(12, 2), lengths=torch.tensor([4, 8])).tolist() == [[4.0, 4.0]] * 3
     assert encoder(torch.ones(12, 2), lengths=torch.tensor([6, 6])).isnan().all()
-    with pytest.raises(vg.LayoutError, match=re.escape("lengths[0] has 6 rows: expected a multiple of 4, the ratio")):
+    with pytest.raises(
+        vg.errors.LayoutError, match=re.escape("lengths[0] has 6 rows: expected a multiple of 4, the ratio")
+    ):
         encoder.check()
 
 
@@ -400,30 +404,35 @@ def tells_at_once(encoder, count, items):
     grid = torch.tensor([(1, 2, 2)] * items)
     try:
         encoder(rows_for([count]), grid_thw=grid, kind=torch.zeros(items, dtype=torch.int64))
-    except vg.LayoutError:
+    except vg.errors.LayoutError:
         return True
-    with pytest.raises(vg.LayoutError):
+    with pytest.raises(vg.errors.LayoutError):
         encoder.check()
     return False
 
 
 def test_a_layout_stays_on_the_device_only_where_a_budget_holds_whatever_it_says():
     assert not tells_at_once(grid_encoder(), 64, 1)  # 16 frames of one merge block fit
-    assert tells_at_once(grid_encoder([vg.Budget(64, items=4, segments=15)]), 64, 1)
-    assert not tells_at_once(grid_encoder([vg.Budget(64, items=4, segments=15)]), 60, 1)
+    assert tells_at_once(grid_encoder([vg.budgets.Budget(64, items=4, segments=15)]), 64, 1)
+    assert not tells_at_once(grid_encoder([vg.budgets.Budget(64, items=4, segments=15)]), 60, 1)
     assert not tells_at_once(
-        grid_encoder([vg.Budget(64, items=4, segments=15)], layouts=vg.GpuLayouts(min_segment_rows=8, simulated=True)),
+        grid_encoder(
+            [vg.budgets.Budget(64, items=4, segments=15)],
+            layouts=vg.options.GpuLayouts(min_segment_rows=8, simulated=True),
+        ),
         64,
         1,
     )
-    assert tells_at_once(grid_encoder([vg.Budget(64, items=4, segments=16, max_seqlen=32)]), 64, 1)
-    assert tells_at_once(grid_encoder([vg.Budget(64, items=16, segments=16, max_seqlen=32)]), 64, 9)  # all rows of one
+    assert tells_at_once(grid_encoder([vg.budgets.Budget(64, items=4, segments=16, max_seqlen=32)]), 64, 1)
+    assert tells_at_once(
+        grid_encoder([vg.budgets.Budget(64, items=16, segments=16, max_seqlen=32)]), 64, 9
+    )  # all rows of one
     assert tells_at_once(grid_encoder(), 64, 5)  # more items than a budget has
     assert tells_at_once(grid_encoder(), 68, 1)
 
 
 def test_legal_layouts_on_the_device_are_right_where_no_budget_surely_holds_them():
-    encoder = grid_encoder([vg.Budget(64, items=4, segments=4), vg.Budget(64, items=4, segments=12)])
+    encoder = grid_encoder([vg.budgets.Budget(64, items=4, segments=4), vg.budgets.Budget(64, items=4, segments=12)])
     for grid in ([(12, 2, 2)], [(16, 2, 2)], [(1, 4, 4), (2, 2, 4)], [(20, 2, 2)]):
         rows = rows_for([t * h * w for t, h, w in grid])
         call = {"grid_thw": torch.tensor(grid), "kind": torch.arange(len(grid))}
@@ -433,18 +442,18 @@ def test_legal_layouts_on_the_device_are_right_where_no_budget_surely_holds_them
 
 def test_a_broken_promise_about_segments_is_told():
     encoder = grid_encoder(
-        [vg.Budget(64, items=4, segments=4)], layouts=vg.GpuLayouts(min_segment_rows=16, simulated=True)
+        [vg.budgets.Budget(64, items=4, segments=4)], layouts=vg.options.GpuLayouts(min_segment_rows=16, simulated=True)
     )
     kind = torch.tensor([0])
     assert encoder(rows_for([64]), grid_thw=torch.tensor([(4, 4, 4)]), kind=kind)["x"].isfinite().all()
     assert encoder(rows_for([32]), grid_thw=torch.tensor([(8, 2, 2)]), kind=kind)["x"].isnan().all()
     with pytest.raises(
-        vg.LayoutError, match=r"describes 8 segments, more than the 4 of the budget chosen .* lower that"
+        vg.errors.LayoutError, match=r"describes 8 segments, more than the 4 of the budget chosen .* lower that"
     ):
         encoder.check()
     assert encoder(rows_for([32]), grid_thw=[(8, 2, 2)], kind=[0])["x"].isfinite().all()  # no promise on the host
-    with pytest.raises(vg.SpecError, match="min_segment_rows=0: expected an integer of at least 1"):
-        grid_encoder(layouts=vg.GpuLayouts(min_segment_rows=0))
+    with pytest.raises(vg.errors.SpecError, match="min_segment_rows=0: expected an integer of at least 1"):
+        grid_encoder(layouts=vg.options.GpuLayouts(min_segment_rows=0))
 
 
 @pytest.mark.parametrize("columns", [True, False])
@@ -455,7 +464,7 @@ def test_a_layout_on_the_device_may_lie_in_memory_in_any_way(columns):
         def forward(self, x, position_ids):
             return x * position_ids[:, None]
 
-    columned = (vg.Column("kind"),) if columns else ()
+    columned = (vg.layouts.Column("kind"),) if columns else ()
     spec = vg.BufferSpec("x", vg.GridTHW(columns=columned), [vg.buffers.RowPositions()])
     encoder = vg.GraphedEncoder(Numbered(), [64], spec, **SIMULATED)
     grid = torch.tensor([(1, 2, 2), (2, 3, 1), (1, 1, 5)])
@@ -485,7 +494,7 @@ def test_a_layout_on_the_device_may_lie_in_memory_in_any_way(columns):
     for name, tensor in call.items():
         freed = tensor.clone()
         freed.untyped_storage().resize_(0)
-        with pytest.raises(vg.InputError, match=f"the memory of {name} was freed"):
+        with pytest.raises(vg.errors.InputError, match=f"the memory of {name} was freed"):
             encoder(torch.ones(15, 1), **(call | {name: freed}))
     assert encoder(torch.ones(15, 1), grid_thw=[*map(tuple, grid.tolist())], **kind).sum() == 6 + 15 + 10
     assert encoder.stats.eager.total() == 2
@@ -493,7 +502,7 @@ def test_a_layout_on_the_device_may_lie_in_memory_in_any_way(columns):
 
 def test_columns_on_the_host_keep_a_layout_there():
     encoder = grid_encoder()
-    with pytest.raises(vg.LayoutError, match="describes 1 item of 4 rows in all, but x has 8 rows"):
+    with pytest.raises(vg.errors.LayoutError, match="describes 1 item of 4 rows in all, but x has 8 rows"):
         encoder(rows_for([8]), grid_thw=torch.tensor([(1, 2, 2)]), kind=[0])
 
 
@@ -502,11 +511,11 @@ def test_host_buffers_keep_a_layout_on_the_host():
         def forward(self, x, count):
             return x * count[0]
 
-    count = vg.HostBuffer("count", lambda layout: torch.tensor([len(layout)]), (1,), torch.int64)
+    count = vg.buffers.HostBuffer("count", lambda layout: torch.tensor([len(layout)]), (1,), torch.int64)
     spec = vg.BufferSpec("x", vg.Lengths(), buffers=[count])
     encoder = vg.GraphedEncoder(Shared(), [128], spec, **SIMULATED)
     assert encoder(torch.ones(5, 1), lengths=torch.tensor([2, 3])).tolist() == [[2.0]] * 5
-    with pytest.raises(vg.LayoutError):
+    with pytest.raises(vg.errors.LayoutError):
         encoder(torch.ones(5, 1), lengths=torch.tensor([2, 2]))
 
 
@@ -515,7 +524,7 @@ def test_what_was_wrong_outlives_a_release():
     encoder(rows_for([6]), lengths=torch.tensor([5]))
     encoder.release()
     assert encoder(rows_for([6]), lengths=[6]).isfinite().all()
-    with pytest.raises(vg.LayoutError, match="lengths describes 5 rows in all, but 6 came"):
+    with pytest.raises(vg.errors.LayoutError, match="lengths describes 5 rows in all, but 6 came"):
         encoder.check()
 
 
@@ -525,12 +534,14 @@ def test_layouts_on_the_device_work_under_inference_mode_and_after_it():
         inside = encoder(rows, lengths=lengths)
     assert torch.equal(encoder(rows, lengths=lengths), inside)
     assert encoder(rows, lengths=lengths - 1).isnan().all()
-    with pytest.raises(vg.LayoutError):
+    with pytest.raises(vg.errors.LayoutError):
         encoder.check()
 
 
 def test_the_default_device_for_new_tensors_changes_nothing():
-    bias = vg.HostBuffer("bias", lambda layout: torch.ones(layout.total, device="cpu"), ("rows",), torch.float32)
+    bias = vg.buffers.HostBuffer(
+        "bias", lambda layout: torch.ones(layout.total, device="cpu"), ("rows",), torch.float32
+    )
 
     def forward(module, x, cu_seqlens, max_seqlen, bias):
         return module(x, cu_seqlens, max_seqlen) + bias[:, None]

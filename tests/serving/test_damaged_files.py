@@ -20,7 +20,7 @@ from tests.support.encoders import attention_encoder, attention_spec, rows_for
 from varlen_graphs.attention import timing
 from varlen_graphs.traffic.trace import Size
 
-SHAPED = attention_spec(rows=vg.PackedRows("x", shape=(8,)))
+SHAPED = attention_spec(rows=vg.inputs.Rows("x", shape=(8,)))
 
 FOLDER = Path(tempfile.mkdtemp(prefix="damaged-"))
 
@@ -55,7 +55,7 @@ def good_file():
 
 
 def good_trace():
-    path, trace = FOLDER / "good_trace.json", vg.traffic.Trace(costs([vg.Budget(256), vg.Budget(512)]))
+    path, trace = FOLDER / "good_trace.json", vg.traffic.Trace(costs([vg.budgets.Budget(256), vg.budgets.Budget(512)]))
     trace.calls.update({Size(200, 1, 1, 200, 200): 30, Size(700, 3, 3, 300, 300): 10})
     trace.squares = 10**6
     trace.save(path)
@@ -67,7 +67,7 @@ def load_warmup(text, on_bad_warmup="error"):
     path, before = FOLDER / "warmup.json", dict(timing.results)
     path.write_text(text)
     try:
-        options = vg.Capture(warmup=path, lazy=True, on_bad_warmup=on_bad_warmup)
+        options = vg.options.Capture(warmup=path, lazy=True, on_bad_warmup=on_bad_warmup)
         encoder = attention_encoder(spec=SHAPED, capture=options)
         for lengths in ([20], [90, 30]):
             assert encoder(rows_for(lengths), lengths=lengths).isfinite().all()
@@ -86,7 +86,7 @@ def load_trace(text):
     path.write_text(text)
     trace = vg.traffic.Trace.load(path)
     for memory in (None, "1GiB"):
-        with contextlib.suppress(vg.BudgetError) if memory else contextlib.nullcontext():
+        with contextlib.suppress(vg.errors.BudgetError) if memory else contextlib.nullcontext():
             plan = vg.traffic.plan(trace, max_graphs=3, max_memory=memory)
             assert 0 <= plan.cost_per_call < float("inf")
             assert 0 <= plan.padding_share <= 1
@@ -148,7 +148,7 @@ def read(name, text):
         warnings.simplefilter("ignore")  # what only the file requested and cannot be captured is forgotten with one
         try:
             SEVERAL[name][1](text)
-        except vg.InputError as error:
+        except vg.errors.InputError as error:
             assert len(str(error)) < 1500  # noqa: PT017 - not every change is damage
             if name != "trace":
                 load_warmup(text, "ignore")
@@ -183,14 +183,14 @@ DAMAGED = {
 def test_damage_is_found_when_the_file_is_read(name, damage):
     good, load = FORMATS[name]
     damage(value := deepcopy(good))
-    with pytest.raises(vg.InputError, match=r"is not a (trace|warm-up file)"):
+    with pytest.raises(vg.errors.InputError, match=r"is not a (trace|warm-up file)"):
         load(json.dumps(value))
 
 
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("text", ["[" * 10**5, '{"a":' * 10**5, "9" * 10**4, '"\\ud800', "", "\0"])
 def test_what_no_parser_takes_is_refused(name, text):
-    with pytest.raises(vg.InputError, match=r"is not a (trace|warm-up file)"):
+    with pytest.raises(vg.errors.InputError, match=r"is not a (trace|warm-up file)"):
         FORMATS[name][1](text)
 
 
@@ -199,7 +199,7 @@ def test_what_no_parser_takes_is_refused(name, text):
     "value", [[[[1], 1, 1, 1, 1, 1]], [[{}, 1, 1, 1, 1, 1]], [[10**400] * 6], [[2**63] * 6], "ab", 3]
 )
 def test_sizes_that_no_call_has_are_refused(part, value):
-    with pytest.raises(vg.InputError, match="is not a trace"):
+    with pytest.raises(vg.errors.InputError, match="is not a trace"):
         load_trace(json.dumps(FORMATS["trace"][0] | {part: value}))
 
 
@@ -211,7 +211,7 @@ def test_costs_that_fall_with_more_rows_are_planned_with():
 
 def test_timings_by_lists_are_refused():
     entry = ["float32", [4, 2, 8], [4, 2, 8], [[4], 4, None, None], ["a", "b"], "b", 0.5]
-    with pytest.raises(vg.InputError, match="is not a warm-up file"):
+    with pytest.raises(vg.errors.InputError, match="is not a warm-up file"):
         load_warmup(json.dumps(FORMATS["warmup"][0] | {"attention": [entry]}))
 
 
@@ -220,10 +220,10 @@ def test_a_path_that_is_no_file_stops_no_start(tmp_path, place):
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").touch()
     path = tmp_path / place
-    with pytest.raises(vg.InputError, match="is not a warm-up file"):
-        attention_encoder(spec=SHAPED, capture=vg.Capture(warmup=path, on_bad_warmup="error"))
+    with pytest.raises(vg.errors.InputError, match="is not a warm-up file"):
+        attention_encoder(spec=SHAPED, capture=vg.options.Capture(warmup=path, on_bad_warmup="error"))
     with pytest.warns(UserWarning, match="is not a warm-up file.*It is ignored, and everything is measured again"):
-        encoder = attention_encoder(spec=SHAPED, capture=vg.Capture(warmup=path))
+        encoder = attention_encoder(spec=SHAPED, capture=vg.options.Capture(warmup=path))
     assert encoder(rows_for([20]), lengths=[20]).shape == (20, 8)
 
 
@@ -234,7 +234,7 @@ def test_what_a_file_alone_requests_and_fails_is_forgotten(tmp_path, scale):
     ((statics, _),) = value["used"]
     statics["scale"] = scale
     path.write_text(json.dumps(value))
-    encoder = attention_encoder(spec=SHAPED, capture=vg.Capture(warmup=path, lazy=True))
+    encoder = attention_encoder(spec=SHAPED, capture=vg.options.Capture(warmup=path, lazy=True))
     asked = pytest.warns(UserWarning, match=r"as the warm-up file says, cannot be captured, and is forgotten: ")
     with asked if scale in ("evil", None) else contextlib.nullcontext():  # JSON has no others, so they are left out
         assert encoder.capture_wanted(None) == []

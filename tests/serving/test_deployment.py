@@ -63,7 +63,7 @@ def test_a_worker_that_gets_a_used_encoder_fails_with_what_to_do_and_the_parent_
     expected = data[0]
     try:
         load(data)
-    except vg.StaleGraphError as error:
+    except vg.errors.StaleGraphError as error:
         assert "in DataLoader worker process" in str(error)
         assert "start workers with multiprocessing's 'spawn', or create the encoder in the worker" in str(error)
         print("told")
@@ -117,7 +117,7 @@ def test_a_thread_that_captures_is_not_in_a_forked_worker_until_that_starts_its_
     printed, _ = run_script("""
     from tests.support.encoders import captured, wait_for
 
-    lazy = attention_encoder(spec=spec, capture=vg.Capture(lazy=True))
+    lazy = attention_encoder(spec=spec, capture=vg.options.Capture(lazy=True))
     lazy.capture_in_background()
     child = os.fork()
     if child == 0:
@@ -141,9 +141,9 @@ def test_a_thread_that_captures_is_not_in_a_forked_worker_until_that_starts_its_
 def test_a_process_forked_after_cuda_was_used_is_told_before_an_encoder_asks_for_it(monkeypatch):
     monkeypatch.setattr("torch.cuda._is_in_bad_fork", lambda: True)
     told = "forked after CUDA was used; .* create the encoder in the worker"
-    with pytest.raises(vg.StaleGraphError, match=told):
-        vg.Pool().bind(torch.device("cuda", 0))
-    vg.Pool().bind(torch.device("cpu"))  # tapes need no CUDA
+    with pytest.raises(vg.errors.StaleGraphError, match=told):
+        vg.options.Pool().bind(torch.device("cuda", 0))
+    vg.options.Pool().bind(torch.device("cpu"))  # tapes need no CUDA
 
 
 @pytest.mark.skipif(shutil.which("file") is None, reason="the program `file` is not installed")

@@ -12,19 +12,19 @@ import varlen_graphs as vg
 from tests.support.encoders import Attention, attention_encoder, attention_spec, rows_for
 from tests.support.towers import equal_bits
 
-BUDGETS = [vg.Budget(64, items=8), vg.Budget(128, items=8)]
+BUDGETS = [vg.budgets.Budget(64, items=8), vg.budgets.Budget(128, items=8)]
 SMALL, LARGE = BUDGETS
-SHAPED = attention_spec(rows=vg.PackedRows("x", shape=(8,)))
+SHAPED = attention_spec(rows=vg.inputs.Rows("x", shape=(8,)))
 
 
 def recurring(most=2, budgets=BUDGETS, **options):
     lazy = options.pop("lazy", False)
-    return attention_encoder(budgets, spec=SHAPED, capture=vg.Capture(exact=most, lazy=lazy), **options)
+    return attention_encoder(budgets, spec=SHAPED, capture=vg.options.Capture(exact=most, lazy=lazy), **options)
 
 
 def exact(lengths):
     """Return the size of the graph of a layout of some lengths."""
-    return vg.Budget(sum(lengths), items=len(lengths), segments=len(lengths), max_seqlen=max(lengths))
+    return vg.budgets.Budget(sum(lengths), items=len(lengths), segments=len(lengths), max_seqlen=max(lengths))
 
 
 def make_wrong(encoder, monkeypatch):
@@ -171,7 +171,7 @@ def test_static_arguments_have_graphs_of_their_own():
         def forward(self, x, cu_seqlens, max_seqlen, scale=1):
             return super().forward(x, cu_seqlens, max_seqlen) * scale
 
-    encoder = vg.GraphedEncoder(Scaled(8).eval(), BUDGETS, SHAPED, backend="tape", capture=vg.Capture(exact=2))
+    encoder = vg.GraphedEncoder(Scaled(8).eval(), BUDGETS, SHAPED, backend="tape", capture=vg.options.Capture(exact=2))
     rows = rows_for([20])
     for scale in (1, 2):
         for _ in range(4):
@@ -191,7 +191,7 @@ def test_weights_that_changed_are_noticed():
             parameter.mul_(2)
     call(encoder, [20])
     encoder.module.double()
-    with pytest.raises(vg.StaleGraphError):
+    with pytest.raises(vg.errors.StaleGraphError):
         encoder(rows_for([20]), lengths=[20])
 
 
@@ -209,7 +209,7 @@ def test_verification_in_service_stops_a_graph_that_is_wrong(monkeypatch):
 @given(st.lists(st.lists(st.integers(1, 20), min_size=1, max_size=4), min_size=1, max_size=6), st.integers(1, 3))
 @settings(max_examples=20, deadline=None)
 def test_whatever_comes_the_outputs_are_right_and_the_graphs_few(layouts, most):
-    encoder = recurring(most=most, budgets=[vg.Budget(96, items=8)])
+    encoder = recurring(most=most, budgets=[vg.budgets.Budget(96, items=8)])
     for turn in range(12):
         for lengths in layouts[: 1 + turn % len(layouts)]:
             call(encoder, lengths)
@@ -220,11 +220,11 @@ def test_whatever_comes_the_outputs_are_right_and_the_graphs_few(layouts, most):
 
 def test_without_the_option_there_is_nothing_to_capture_between_calls():
     encoder = attention_encoder(BUDGETS)
-    with pytest.raises(vg.SpecError, match=re.escape("Capture(lazy=True) or Capture(exact=N)")):
+    with pytest.raises(vg.errors.SpecError, match=re.escape("Capture(lazy=True) or Capture(exact=N)")):
         encoder.capture_wanted()
     for wrong in (-1, 1.5, True, "2"):
-        with pytest.raises(vg.SpecError, match="expected a number of graphs"):
-            vg.Capture(exact=wrong)
+        with pytest.raises(vg.errors.SpecError, match="expected a number of graphs"):
+            vg.options.Capture(exact=wrong)
 
 
 def test_graphs_of_all_static_arguments_together_are_no_more_than_asked_for():
@@ -232,7 +232,7 @@ def test_graphs_of_all_static_arguments_together_are_no_more_than_asked_for():
         def forward(self, x, cu_seqlens, max_seqlen, scale=1):
             return super().forward(x, cu_seqlens, max_seqlen) * scale
 
-    encoder = vg.GraphedEncoder(Scaled(8).eval(), BUDGETS, SHAPED, backend="tape", capture=vg.Capture(exact=2))
+    encoder = vg.GraphedEncoder(Scaled(8).eval(), BUDGETS, SHAPED, backend="tape", capture=vg.options.Capture(exact=2))
     for scale in (1, 2):
         for lengths in ([20], [30]):
             for _ in range(4):
@@ -256,7 +256,7 @@ def test_a_capture_inside_of_a_stage_is_refused_and_made_later():
     call(encoder, [20], times=4)
     with encoder.stage([20]) as stage:
         stage.rows.copy_(rows_for([20]))
-        with pytest.raises(vg.InputError, match="stage"):
+        with pytest.raises(vg.errors.InputError, match="stage"):
             encoder.capture_wanted()
     assert equal_bits(stage.output, encoder(rows_for([20]), lengths=[20]))
     assert encoder.capture_wanted() == [exact([20])]
@@ -270,7 +270,7 @@ def test_a_size_that_cannot_be_captured_is_left_out_with_a_warning_and_others_ar
             return super().forward(x, cu_seqlens, max_seqlen)
 
     Failing.captured = False
-    encoder = vg.GraphedEncoder(Failing(8).eval(), BUDGETS, SHAPED, backend="tape", capture=vg.Capture(exact=2))
+    encoder = vg.GraphedEncoder(Failing(8).eval(), BUDGETS, SHAPED, backend="tape", capture=vg.options.Capture(exact=2))
     for lengths in ([20], [30], [31]):
         call(encoder, lengths, times=4 + (lengths == [20]))
     Failing.captured = True
@@ -290,13 +290,18 @@ def test_a_graph_that_fails_the_proof_is_not_used_and_budgets_go_on(strict):
             return y + x.nan_to_num().mean() if len(x) == 33 and max_seqlen == 20 else y
 
     encoder = vg.GraphedEncoder(
-        Wrong(8).eval(), BUDGETS, SHAPED, backend="tape", capture=vg.Capture(exact=2), verify=vg.Verify(strict=strict)
+        Wrong(8).eval(),
+        BUDGETS,
+        SHAPED,
+        backend="tape",
+        capture=vg.options.Capture(exact=2),
+        verify=vg.options.Verify(strict=strict),
     )
     encoder(rows_for([6]), lengths=[6])
     for _ in range(4):
         encoder(rows_for([20, 13]), lengths=[20, 13])
     if strict:
-        with pytest.raises(vg.VerificationError, match="1 of 1 graph"):
+        with pytest.raises(vg.errors.VerificationError, match="1 of 1 graph"):
             encoder.capture_wanted()
     else:
         with pytest.warns(UserWarning, match="failed the proof"):
@@ -312,7 +317,7 @@ def test_rows_of_another_shape_after_a_release_are_captured_so():
             return x * 2
 
     spec = vg.BufferSpec(rows="x", layout=vg.Lengths("lengths"))
-    encoder = vg.GraphedEncoder(Double().eval(), BUDGETS, spec, backend="tape", capture=vg.Capture(exact=1))
+    encoder = vg.GraphedEncoder(Double().eval(), BUDGETS, spec, backend="tape", capture=vg.options.Capture(exact=1))
     for width in (8, 16):
         rows = torch.randn(20, width)
         for _ in range(8):
@@ -339,7 +344,7 @@ def test_a_warmup_file_requests_the_budgets_that_hold_these_sizes(tmp_path):
     call(encoder, [20], times=4)
     assert not encoder.stats.replays
     encoder.save_warmup(tmp_path / "warmup.json")
-    options = vg.Capture(lazy=True, warmup=tmp_path / "warmup.json")
+    options = vg.options.Capture(lazy=True, warmup=tmp_path / "warmup.json")
     again = attention_encoder(BUDGETS, spec=SHAPED, capture=options)
     assert again.capture_wanted(None) == [SMALL]
 
@@ -353,8 +358,8 @@ def test_calls_of_items_that_only_the_device_has_seen_use_budgets():
 
 
 def test_graphs_of_exact_sizes_are_not_compiled():
-    with pytest.raises(vg.SpecError, match="which are not compiled"):
-        vg.Capture(exact=1, compile=True)
+    with pytest.raises(vg.errors.SpecError, match="which are not compiled"):
+        vg.options.Capture(exact=1, compile=True)
 
 
 def test_a_key_that_was_quiet_for_long_is_captured_again_after_its_graphs_went():
@@ -365,7 +370,7 @@ def test_a_key_that_was_quiet_for_long_is_captured_again_after_its_graphs_went()
         for _ in range(3000):
             encoder(rows_for([9]), lengths=[9])
     call(encoder, [20], times=4)
-    encoder.add_budget(vg.Budget(256, items=16))  # in a larger arena
+    encoder.add_budget(vg.budgets.Budget(256, items=16))  # in a larger arena
     call(encoder, [20], times=4)
     assert encoder.capture_wanted() == [exact([9])]
 
@@ -375,7 +380,7 @@ def test_what_a_graph_held_goes_with_it():
         def forward(self, x, cu_seqlens, max_seqlen):
             return super().forward(x + torch.tensor([0.5] * 8).to(x.device), cu_seqlens, max_seqlen)
 
-    encoder = vg.GraphedEncoder(Shifted(8).eval(), BUDGETS, SHAPED, backend="tape", capture=vg.Capture(exact=1))
+    encoder = vg.GraphedEncoder(Shifted(8).eval(), BUDGETS, SHAPED, backend="tape", capture=vg.options.Capture(exact=1))
     held = []
     for length in range(10, 14):
         call(encoder, [length], times=4 * 2 ** (length - 10))
@@ -465,21 +470,21 @@ def test_verify_replays_calls_in_the_graph_of_their_size(monkeypatch):
     example = {"x": rows_for([20]), "lengths": [20]}
     assert encoder.verify([example]).budgets == (exact([20]), *BUDGETS)
     make_wrong(encoder, monkeypatch)
-    with pytest.raises(vg.VerificationError, match="rows=20"):
+    with pytest.raises(vg.errors.VerificationError, match="rows=20"):
         encoder.verify([example])
 
 
 def test_the_budget_that_frequent_calls_would_use_is_not_evicted():
-    budgets = [*BUDGETS, vg.Budget(96, items=8)]
+    budgets = [*BUDGETS, vg.budgets.Budget(96, items=8)]
     encoder = recurring(budgets=budgets, memory="1GiB").capture()
     call(encoder, [90], times=4)
     encoder.capture_wanted()
     call(encoder, [90], times=40)
     call(encoder, [50], times=10)
     encoder.executor.store.limit.most = encoder.bytes() - 1 - encoder.executor.store.capturer.exact_bytes()
-    encoder.add_budget(vg.Budget(32, items=8))
+    encoder.add_budget(vg.budgets.Budget(32, items=8))
     assert encoder.stats.evicted
-    assert vg.Budget(96, items=8) not in encoder.disabled
+    assert vg.budgets.Budget(96, items=8) not in encoder.disabled
 
 
 def test_the_thread_captures_what_an_earlier_capture_left():
@@ -497,12 +502,12 @@ def test_the_thread_captures_what_an_earlier_capture_left():
 
 
 def test_calls_that_no_budget_holds_go_on_as_declared():
-    spec = attention_spec(rows=vg.PackedRows("x", shape=(8,)))
-    budgets = [vg.Budget(64, items=8, max_seqlen=16)]
-    encoder = attention_encoder(budgets, spec=spec, capture=vg.Capture(exact=2), on_miss="error")
+    spec = attention_spec(rows=vg.inputs.Rows("x", shape=(8,)))
+    budgets = [vg.budgets.Budget(64, items=8, max_seqlen=16)]
+    encoder = attention_encoder(budgets, spec=spec, capture=vg.options.Capture(exact=2), on_miss="error")
     call(encoder, [10])
     for _ in range(5):
-        with pytest.raises(vg.BudgetError):
+        with pytest.raises(vg.errors.BudgetError):
             encoder(rows_for([20]), lengths=[20])
     assert encoder.capture_wanted(None) == []
 

@@ -46,7 +46,7 @@ def test_a_report_is_written_as_a_page(tmp_path):
 
 
 def test_a_page_loads_nothing_from_elsewhere():
-    costs = vg.routing.Costs({vg.Budget(64): 1.0, vg.Budget(128): 2.0}, host=9.0, bytes_per_row=2.0**14)
+    costs = vg.routing.Costs({vg.budgets.Budget(64): 1.0, vg.budgets.Budget(128): 2.0}, host=9.0, bytes_per_row=2.0**14)
     html = page("Encoder", "text", costs, Stats())
     assert not re.search(r"<(script|link|img|iframe)|src=|href=|url\(|@import", html)
     assert [*re.findall(r"https?://[^\"]*", html)] == ["http://www.w3.org/2000/svg"] * 4
@@ -54,7 +54,7 @@ def test_a_page_loads_nothing_from_elsewhere():
 
 
 def test_what_a_module_is_called_is_no_markup():
-    costs = vg.routing.Costs.in_rows([vg.Budget(64)])
+    costs = vg.routing.Costs.in_rows([vg.budgets.Budget(64)])
     tree = parsed(page("<b>&", "<pre>&", costs, Stats()))
     assert (tree.find(".//h1").text, tree.find(".//pre").text) == ("<b>&", "<pre>&")
 
@@ -62,7 +62,7 @@ def test_what_a_module_is_called_is_no_markup():
 @given(st.text(st.characters()))
 def test_any_text_makes_a_page_that_is_well_formed(text):
     html = page(
-        "Encoder", f"RuntimeError: \x1b[31mred\x1b[0m{text}", vg.routing.Costs.in_rows([vg.Budget(64)]), Stats()
+        "Encoder", f"RuntimeError: \x1b[31mred\x1b[0m{text}", vg.routing.Costs.in_rows([vg.budgets.Budget(64)]), Stats()
     )
     html.encode()
     assert parsed(html).find(".//pre").text.startswith("RuntimeError: [31mred[0m")
@@ -81,7 +81,7 @@ def test_replays_of_budgets_that_are_gone_are_told(tmp_path):
     assert titles(nothing_in_use[0]) == titles(replays)
 
 
-budgets = st.integers(1, 30_000).map(vg.Budget)
+budgets = st.integers(1, 30_000).map(vg.budgets.Budget)
 
 
 @given(st.dictionaries(budgets, st.floats(1e-3, 1e5), min_size=1, max_size=100), st.data())

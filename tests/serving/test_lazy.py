@@ -20,16 +20,16 @@ from varlen_graphs.attention import timing
 from varlen_graphs.capture.tape import Tape
 from varlen_graphs.routing import recent
 
-SHAPED = attention_spec(rows=vg.PackedRows("x", shape=(8,)))
+SHAPED = attention_spec(rows=vg.inputs.Rows("x", shape=(8,)))
 SIZES = (32, 96, 160, 256)
 """Other numbers of rows than those that a module is looked at with first."""
-BUDGETS = tuple(vg.Budget(rows, items=8) for rows in SIZES)
+BUDGETS = tuple(vg.budgets.Budget(rows, items=8) for rows in SIZES)
 SMALL, LARGEST = BUDGETS[0], BUDGETS[-1]
 
 
 def lazy_encoder(**options):
     return attention_encoder(
-        options.pop("budgets", BUDGETS), **({"spec": SHAPED, "capture": vg.Capture(lazy=True)} | options)
+        options.pop("budgets", BUDGETS), **({"spec": SHAPED, "capture": vg.options.Capture(lazy=True)} | options)
     )
 
 
@@ -90,7 +90,7 @@ def test_a_lazy_encoder_captures_everything_when_it_is_told_to():
 def test_an_encoder_that_is_not_lazy_says_so():
     encoder = attention_encoder()
     for method in (encoder.capture_wanted, encoder.capture_in_background):
-        with pytest.raises(vg.SpecError, match="lazy=True"):
+        with pytest.raises(vg.errors.SpecError, match="lazy=True"):
             method()
 
 
@@ -116,7 +116,7 @@ def test_a_stage_does_not_wait_for_a_capture():
         with encoder.stage([20]) as stage:
             stage.rows.copy_(rows)
             if count:
-                with pytest.raises(vg.InputError, match=r"inside `with encoder\.stage"):
+                with pytest.raises(vg.errors.InputError, match=r"inside `with encoder\.stage"):
                     encoder.capture_wanted(most=None)
             else:
                 encoder(rows_for([100]), lengths=[100])
@@ -157,16 +157,16 @@ def test_weights_that_moved_are_told_between_calls_and_in_them():
     encoder.capture_wanted()
     check(encoder, [100])
     encoder.module.qkv.weight.data = encoder.module.qkv.weight.data.clone()
-    with pytest.raises(vg.StaleGraphError, match="was moved or replaced"):
+    with pytest.raises(vg.errors.StaleGraphError, match="was moved or replaced"):
         encoder.capture_wanted()
-    with pytest.raises(vg.StaleGraphError, match="was moved or replaced"):
+    with pytest.raises(vg.errors.StaleGraphError, match="was moved or replaced"):
         encoder(rows_for([20]), lengths=[20])
     encoder.release()
     assert encoder.capture_wanted() == [BUDGETS[2]]
 
 
 def test_with_recapture_calls_go_on_over_weights_that_moved():
-    encoder = lazy_encoder(capture=vg.Capture(lazy=True, on_change="recapture"))
+    encoder = lazy_encoder(capture=vg.options.Capture(lazy=True, on_change="recapture"))
     check(encoder, [20])
     encoder.capture_wanted()
     encoder.module.qkv.weight.data = encoder.module.qkv.weight.data * 2
@@ -205,12 +205,12 @@ def test_what_fails_is_told_to_whoever_captures_and_calls_go_on_eager():
     module.sizes = SIZES
     encoder = lazy_encoder(module=module)
     check(encoder, [20])
-    with pytest.raises(vg.CaptureError, match="no grid of so many blocks"):
+    with pytest.raises(vg.errors.CaptureError, match="no grid of so many blocks"):
         encoder.capture_wanted()
     check(encoder, [20])
     assert "nothing could be captured, so calls run eager: ValueError: no grid of so many blocks" in encoder.report()
     future = encoder.capture_in_background()
-    assert isinstance(future.exception(60), vg.CaptureError)
+    assert isinstance(future.exception(60), vg.errors.CaptureError)
     check(encoder, [20])
     module.sizes = (32,)
     with pytest.warns(UserWarning, match="32 rows could not be captured, and the budget is disabled"):
@@ -288,7 +288,7 @@ def test_calls_go_on_while_a_thread_captures_what_they_want():
 
 
 def test_calls_do_not_wait_for_captures_of_another_encoder_of_the_pool():
-    module, pool = Held(160), vg.Pool()
+    module, pool = Held(160), vg.options.Pool()
     capturing, calling = lazy_encoder(module=module, pool=pool), lazy_encoder(pool=pool)
     check(calling, [20])
     calling.capture_wanted()
@@ -315,20 +315,22 @@ def test_calls_do_not_wait_for_captures_of_another_encoder_of_the_pool():
 @pytest.mark.parametrize("shared", [True, False], ids=["one pool", "two pools"])
 def test_a_capture_inside_of_another_one_is_refused_and_ends_neither(shared):
     """As of an encoder inside of a module."""
-    pool, busy = vg.Pool(), []
+    pool, busy = vg.options.Pool(), []
 
     class Outer(Attention):
         def forward(self, x, cu_seqlens, max_seqlen, scale=1.0):
             if inner is not None and not busy:
                 busy.append(pool.busy)
-                with pytest.raises(vg.CaptureError, match="the encoder of Attention was called inside of Outer, which"):
+                with pytest.raises(
+                    vg.errors.CaptureError, match="the encoder of Attention was called inside of Outer, which"
+                ):
                     inner.capture()
                 busy.append(pool.busy)
             return super().forward(x, cu_seqlens, max_seqlen, scale)
 
     inner, encoder = None, lazy_encoder(module=Outer(), pool=pool)
     check(encoder, [20])
-    inner = lazy_encoder(pool=pool if shared else vg.Pool())
+    inner = lazy_encoder(pool=pool if shared else vg.options.Pool())
     encoder.capture_wanted()
     assert busy == [True, True]
     check(encoder, [20])
@@ -436,8 +438,8 @@ def test_threads_that_call_capture_and_release_at_once_get_right_outputs_and_no_
 
 def test_the_interpreter_ends_quietly_while_a_thread_captures():
     printed, errors = run_script("""
-    encoder = attention_encoder(spec=spec, module=Slow(), capture=vg.Capture(lazy=True))
-    waiting = attention_encoder(spec=spec, capture=vg.Capture(lazy=True))
+    encoder = attention_encoder(spec=spec, module=Slow(), capture=vg.options.Capture(lazy=True))
+    waiting = attention_encoder(spec=spec, capture=vg.options.Capture(lazy=True))
     encoder(rows, lengths=[6])
     futures = [one.capture_in_background() for one in (encoder, waiting)]
     Slow.capturing.wait()
@@ -465,7 +467,7 @@ def test_replays_of_the_same_budget_give_the_same_bits_however_it_was_captured()
 
 @pytest.mark.parametrize("lazy", [False, True])
 def test_budgets_come_and_go_while_serving(lazy):
-    encoder = lazy_encoder(budgets=BUDGETS[1:3], capture=vg.Capture(lazy=lazy))
+    encoder = lazy_encoder(budgets=BUDGETS[1:3], capture=vg.options.Capture(lazy=lazy))
 
     def fill():
         if lazy:
@@ -503,34 +505,34 @@ def test_budgets_come_and_go_while_serving(lazy):
 
 def test_budgets_that_cannot_come_or_go_are_told():
     encoder = attention_encoder([32, 96], spec=SHAPED).capture()
-    with pytest.raises(vg.BudgetError, match="is a budget of the encoder already"):
+    with pytest.raises(vg.errors.BudgetError, match="is a budget of the encoder already"):
         encoder.add_budget(20)
-    with pytest.raises(vg.BudgetError, match="is not a budget of the encoder"):
+    with pytest.raises(vg.errors.BudgetError, match="is not a budget of the encoder"):
         encoder.drop_budget(160)
-    with pytest.raises(vg.BudgetError, match="no item could use it"):
+    with pytest.raises(vg.errors.BudgetError, match="no item could use it"):
         encoder.add_budget(0)
     encoder.drop_budget(32)
-    with pytest.raises(vg.BudgetError, match="the only budget: add another one first"):
+    with pytest.raises(vg.errors.BudgetError, match="the only budget: add another one first"):
         encoder.drop_budget(96)
     check(encoder, [20])
 
 
 def test_a_budget_that_is_out_of_use_cannot_come_and_says_why():
     limit = bytes_of(BUDGETS[:3])
-    encoder = lazy_encoder(memory=limit, capture=vg.Capture(lazy=False)).capture()
-    with pytest.raises(vg.BudgetError, match=f"already, but disabled until .* the limit of {limit:,} bytes"):
+    encoder = lazy_encoder(memory=limit, capture=vg.options.Capture(lazy=False)).capture()
+    with pytest.raises(vg.errors.BudgetError, match=f"already, but disabled until .* the limit of {limit:,} bytes"):
         encoder.add_budget(LARGEST)
 
 
 def test_more_items_than_the_arena_has_room_for_are_held_by_a_new_one():
-    encoder = attention_encoder([vg.Budget(256, items=4)], spec=SHAPED, verify=1).capture()
+    encoder = attention_encoder([vg.budgets.Budget(256, items=4)], spec=SHAPED, verify=1).capture()
     for _ in range(2):
         check(encoder, [9] * 12)
-    encoder.add_budget(vg.Budget(160, items=16))
+    encoder.add_budget(vg.budgets.Budget(160, items=16))
     for _ in range(2):
         check(encoder, [9] * 12)
-    assert encoder.stats.replays[vg.Budget(160, items=16)] == 2
-    assert encoder.stats.checked[vg.Budget(256, items=4)] == 3
+    assert encoder.stats.replays[vg.budgets.Budget(160, items=16)] == 2
+    assert encoder.stats.checked[vg.budgets.Budget(256, items=4)] == 3
 
 
 def test_a_budget_that_came_has_graphs_for_all_static_arguments():
@@ -547,7 +549,9 @@ def test_a_budget_that_came_has_graphs_for_all_static_arguments():
 @pytest.mark.filterwarnings("ignore:no graph fits")
 def test_budgets_come_and_go_under_load(lazy, limited):
     """With a limit that is released now and then, which one budget may fill."""
-    encoder = lazy_encoder(capture=vg.Capture(lazy=lazy), memory=bytes_of(BUDGETS[:1]) + 1000 if limited else None)
+    encoder = lazy_encoder(
+        capture=vg.options.Capture(lazy=lazy), memory=bytes_of(BUDGETS[:1]) + 1000 if limited else None
+    )
     if lazy:
         future = encoder.capture_in_background()
 
@@ -671,14 +675,14 @@ def test_what_few_calls_want_is_not_captured_however_long_they_do(few_are_recent
 def test_a_long_life_of_an_earlier_start_does_not_hold_up_the_next_one(few_are_recent, tmp_path):
     path, counts = tmp_path / "warm.json", []
     for before in (20, 10**6):
-        first = lazy_encoder(budgets=BUDGETS[:3], capture=vg.Capture(lazy=False))
+        first = lazy_encoder(budgets=BUDGETS[:3], capture=vg.options.Capture(lazy=False))
         check(first, [20])
         first.save_warmup(path)
         value = json.loads(path.read_text())
         value["encoders"][0]["used"][0][1][0][-1] = before
         path.write_text(json.dumps(value))
         encoder = lazy_encoder(
-            budgets=BUDGETS[:3], memory=bytes_of(BUDGETS[:3]) - 1, capture=vg.Capture(lazy=True, warmup=path)
+            budgets=BUDGETS[:3], memory=bytes_of(BUDGETS[:3]) - 1, capture=vg.options.Capture(lazy=True, warmup=path)
         )
         assert encoder.capture_wanted(None) == [SMALL]
         counts.append(calls_until_captured(encoder, BUDGETS[1]))
@@ -687,7 +691,7 @@ def test_a_long_life_of_an_earlier_start_does_not_hold_up_the_next_one(few_are_r
 
 @pytest.mark.parametrize("lazy", [False, True])
 def test_too_little_memory_for_any_graph_is_told_once_and_calls_run_eager(lazy):
-    encoder = lazy_encoder(memory=1000, capture=vg.Capture(lazy=lazy))
+    encoder = lazy_encoder(memory=1000, capture=vg.options.Capture(lazy=lazy))
     reason = "its budget exceeds the memory limit"
     if lazy:
         check(encoder, [20])
@@ -713,7 +717,7 @@ def test_too_little_memory_for_any_graph_is_told_once_and_calls_run_eager(lazy):
 @pytest.mark.filterwarnings("ignore:no graph fits")
 def test_first_calls_at_once_run_eager_where_no_graph_fits(lazy, unseen, verify):
     """All are planned before the first of them finds that nothing fits."""
-    encoder = lazy_encoder(memory=100, capture=vg.Capture(lazy=lazy), verify=verify)
+    encoder = lazy_encoder(memory=100, capture=vg.options.Capture(lazy=lazy), verify=verify)
     begin = threading.Barrier(4)
 
     def work(seed):
@@ -730,23 +734,23 @@ def test_first_calls_at_once_run_eager_where_no_graph_fits(lazy, unseen, verify)
 
 @pytest.mark.parametrize("lazy", [False, True])
 def test_no_budget_that_was_given_up_is_proved(lazy):
-    encoder = lazy_encoder(memory=bytes_of(BUDGETS[:2]), capture=vg.Capture(lazy=lazy))
+    encoder = lazy_encoder(memory=bytes_of(BUDGETS[:2]), capture=vg.options.Capture(lazy=lazy))
     verified = encoder.verify([{"x": rows_for([20]), "lengths": [20]}])
     assert verified.budgets == BUDGETS[:2]
 
 
 def test_where_no_graph_fits_there_is_nothing_to_capture():
-    encoder = lazy_encoder(memory=100, capture=vg.Capture(lazy=False))
+    encoder = lazy_encoder(memory=100, capture=vg.options.Capture(lazy=False))
     with pytest.warns(UserWarning, match="no graph fits"):
         encoder.capture()
     encoder.capture(scale=2.0)
     assert encoder.bytes() == 0
-    with pytest.raises(vg.InputError, match="no budget holds"):
+    with pytest.raises(vg.errors.InputError, match="no budget holds"):
         encoder.verify([{"x": rows_for([20]), "lengths": [20]}] * 2)
 
 
 def test_where_the_last_budget_that_fitted_was_dropped_there_is_nothing_to_capture():
-    encoder = lazy_encoder(budgets=[32, 256], memory=bytes_of([32]), capture=vg.Capture(lazy=False)).capture()
+    encoder = lazy_encoder(budgets=[32, 256], memory=bytes_of([32]), capture=vg.options.Capture(lazy=False)).capture()
     encoder.drop_budget(32)
     encoder.capture(scale=2.0)
     check(encoder, [20], scale=2.0)
@@ -755,7 +759,7 @@ def test_where_the_last_budget_that_fitted_was_dropped_there_is_nothing_to_captu
 
 def test_a_budget_that_fits_stays_though_others_were_given_up_after_it():
     """The smaller one is of less use, so it goes first, and the larger one does not fit by itself either."""
-    small, large = vg.Budget(32), vg.Budget(64)
+    small, large = vg.budgets.Budget(32), vg.budgets.Budget(64)
     encoder = attention_encoder([small, large], spec=SHAPED, memory=bytes_of([small, large]))
     for rows in (20, 20, 20, 20, 20, 50):
         check(encoder, [rows])
@@ -775,7 +779,7 @@ def test_a_budget_that_fits_stays_though_others_were_given_up_after_it():
 )
 @pytest.mark.filterwarnings("ignore:no graph fits")
 def test_the_limit_holds_after_every_call_and_calls_are_right(limit, lazy, calls):
-    encoder = lazy_encoder(memory=limit, capture=vg.Capture(lazy=lazy))
+    encoder = lazy_encoder(memory=limit, capture=vg.options.Capture(lazy=lazy))
     for lengths, unseen, scale in calls:
         check(encoder, lengths, unseen, scale=scale)
         assert encoder.bytes() <= limit
@@ -799,7 +803,9 @@ def test_where_the_largest_does_not_fit_the_next_ones_are_tried():
 def test_the_limit_holds_for_budgets_that_come(lazy):
     limit = bytes_of(BUDGETS[:3])
     encoder = (
-        lazy_encoder(budgets=BUDGETS[:3], memory=limit, capture=vg.Capture(lazy=lazy)).capture().capture(scale=2.0)
+        lazy_encoder(budgets=BUDGETS[:3], memory=limit, capture=vg.options.Capture(lazy=lazy))
+        .capture()
+        .capture(scale=2.0)
     )
     before = captured(encoder)
     encoder.add_budget(4096)
@@ -820,16 +826,18 @@ def test_the_limit_holds_where_a_capture_for_a_budget_that_comes_fails():
             return super().forward(x, cu_seqlens, max_seqlen, scale)
 
     module, limit = Failing(), 2 * bytes_of(BUDGETS)
-    encoder = lazy_encoder(module=module, memory=limit, capture=vg.Capture(lazy=False)).capture().capture(scale=2.0)
+    encoder = (
+        lazy_encoder(module=module, memory=limit, capture=vg.options.Capture(lazy=False)).capture().capture(scale=2.0)
+    )
     module.fails = True
-    with pytest.raises(vg.CaptureError, match="no grid of so many blocks"):
+    with pytest.raises(vg.errors.CaptureError, match="no grid of so many blocks"):
         encoder.add_budget(4096)
     assert 0 < encoder.bytes() <= limit
     check(encoder, [20])
 
 
 def test_a_budget_that_comes_where_none_fitted_takes_its_calls():
-    encoder = lazy_encoder(budgets=[256], memory=bytes_of([32]), capture=vg.Capture(lazy=False))
+    encoder = lazy_encoder(budgets=[256], memory=bytes_of([32]), capture=vg.options.Capture(lazy=False))
     with pytest.warns(UserWarning, match="no graph fits"):
         check(encoder, [20])
     encoder.add_budget(32)
@@ -840,16 +848,16 @@ def test_a_budget_that_comes_where_none_fitted_takes_its_calls():
 
 
 def test_a_limit_is_an_amount_of_memory():
-    with pytest.raises(vg.BudgetError, match="'2 apples'"):
+    with pytest.raises(vg.errors.BudgetError, match="'2 apples'"):
         lazy_encoder(memory="2 apples")
-    with pytest.raises(vg.BudgetError, match="'2 apples'"):
+    with pytest.raises(vg.errors.BudgetError, match="'2 apples'"):
         vg.Ladder.auto("2 apples")
 
 
 def test_a_ladder_for_a_memory_is_what_fits_of_the_default_one():
     ladder = vg.Ladder.auto("1.5MiB")
     assert [*ladder] == [*vg.Ladder()]
-    spec = vg.BufferSpec(vg.PackedRows("input", shape=(8,)), vg.Lengths())
+    spec = vg.BufferSpec(vg.inputs.Rows("input", shape=(8,)), vg.Lengths())
     encoder = vg.GraphedEncoder(torch.nn.Linear(8, 8), ladder, spec, backend="tape").capture()
     assert MIB < encoder.bytes() <= 1.5 * MIB
     assert 0 < len(captured(encoder)) < len(encoder.budgets) == len([*vg.Ladder()])
@@ -865,12 +873,12 @@ def measured(encoder):
 
 def test_a_second_start_knows_what_the_first_one_measured(tmp_path):
     path = tmp_path / "warm.json"
-    first = measured(lazy_encoder(capture=vg.Capture(lazy=True, warmup=path)))  # there is no file yet
+    first = measured(lazy_encoder(capture=vg.options.Capture(lazy=True, warmup=path)))  # there is no file yet
     for _ in range(2):
         check(first, [20])
         first.capture_wanted()
     first.save_warmup(path)
-    second = lazy_encoder(capture=vg.Capture(lazy=True, warmup=path))
+    second = lazy_encoder(capture=vg.options.Capture(lazy=True, warmup=path))
     assert second.costs.as_json() == first.costs.as_json()
     assert second.executor.store.budgets.known == set(BUDGETS)
     assert second.capture_wanted(None) == [SMALL]  # which calls used
@@ -885,7 +893,7 @@ def test_a_second_start_wants_what_calls_used_for_their_static_arguments(tmp_pat
             return super().forward(x, cu_seqlens, max_seqlen, scale) + (shift if shift != (1,) else 1)
 
     path = tmp_path / "warm.json"
-    first = lazy_encoder(module=Scaled(), capture=vg.Capture(lazy=False))
+    first = lazy_encoder(module=Scaled(), capture=vg.options.Capture(lazy=False))
     for _ in range(2):
         check(first, [90], scale=2.0)
     check(first, [20], scale=True, shift=3)
@@ -893,7 +901,7 @@ def test_a_second_start_wants_what_calls_used_for_their_static_arguments(tmp_pat
     first.verify([{"x": rows_for([20]), "lengths": [20], "scale": 3.0}])  # is no use
     first.release()
     first.save_warmup(path)
-    second = lazy_encoder(module=Scaled(), capture=vg.Capture(lazy=True, warmup=path))
+    second = lazy_encoder(module=Scaled(), capture=vg.options.Capture(lazy=True, warmup=path))
     assert second.capture_wanted(None) == [BUDGETS[1], SMALL]
     check(second, [90], scale=2.0)
     check(second, [20], scale=True, shift=3)
@@ -904,12 +912,12 @@ def test_a_second_start_wants_what_calls_used_for_their_static_arguments(tmp_pat
 
 def test_what_calls_used_is_forgotten_where_the_module_takes_other_arguments(tmp_path):
     path = tmp_path / "warm.json"
-    first = lazy_encoder(capture=vg.Capture(lazy=False))
+    first = lazy_encoder(capture=vg.options.Capture(lazy=False))
     check(first, [90])
     check(first, [20], scale=2.0)
     first.save_warmup(path)
     path.write_text(path.read_text().replace('"scale"', '"gain"'))
-    assert lazy_encoder(capture=vg.Capture(lazy=True, warmup=path)).capture_wanted(None) == [BUDGETS[1]]
+    assert lazy_encoder(capture=vg.options.Capture(lazy=True, warmup=path)).capture_wanted(None) == [BUDGETS[1]]
 
 
 def test_encoders_may_write_one_file_at_once(tmp_path):
@@ -917,7 +925,7 @@ def test_encoders_may_write_one_file_at_once(tmp_path):
     path, encoder = tmp_path / "warm.json", measured(attention_encoder(BUDGETS, spec=SHAPED))
     with ThreadPoolExecutor(4) as pool:
         for _ in pool.map(encoder.save_warmup, [path] * 200):
-            assert attention_encoder(BUDGETS, spec=SHAPED, capture=vg.Capture(warmup=path)).costs.measured
+            assert attention_encoder(BUDGETS, spec=SHAPED, capture=vg.options.Capture(warmup=path)).costs.measured
     assert [file.name for file in tmp_path.iterdir()] == ["warm.json"]
 
 
@@ -925,8 +933,8 @@ def test_several_encoders_share_a_file(tmp_path):
     path = tmp_path / "warm.json"
 
     def encoder(dim, section=None, warmup=None):
-        spec = attention_spec(rows=vg.PackedRows("x", shape=(dim,)))
-        capture = vg.Capture(lazy=bool(warmup), warmup=warmup, section=section)
+        spec = attention_spec(rows=vg.inputs.Rows("x", shape=(dim,)))
+        capture = vg.options.Capture(lazy=bool(warmup), warmup=warmup, section=section)
         return attention_encoder(BUDGETS, module=Attention(dim), spec=spec, capture=capture)
 
     for dim, section, rows in ((8, "questions", 20), (8, "answers", 90), (16, None, 150), (8, "questions", 20)):
@@ -943,7 +951,9 @@ def test_several_encoders_share_a_file(tmp_path):
 
 def test_budgets_that_the_file_does_not_know_are_taken_to_cost_what_lies_between(tmp_path):
     measured(attention_encoder(BUDGETS, spec=SHAPED)).save_warmup(tmp_path / "warm.json")
-    other = attention_encoder([32, 256, *BUDGETS[1:3]], spec=SHAPED, capture=vg.Capture(warmup=tmp_path / "warm.json"))
+    other = attention_encoder(
+        [32, 256, *BUDGETS[1:3]], spec=SHAPED, capture=vg.options.Capture(warmup=tmp_path / "warm.json")
+    )
     assert other.executor.store.budgets.known == set(BUDGETS) & set(other.budgets)
     assert other.costs.measured
     assert set(other.costs.replays) == set(other.budgets)
@@ -958,19 +968,21 @@ def test_a_file_of_something_else_is_ignored_and_says_of_what(tmp_path):
         ({"spec": attention_spec()}, "declaration is"),
     ):
         with pytest.warns(UserWarning, match=f"was written for another setup: .*{what}.*It is ignored"):
-            encoder = attention_encoder(BUDGETS, **({"spec": SHAPED, "capture": vg.Capture(warmup=path)} | changes))
+            encoder = attention_encoder(
+                BUDGETS, **({"spec": SHAPED, "capture": vg.options.Capture(warmup=path)} | changes)
+            )
         assert not encoder.costs.measured
     (value,) = json.loads(path.read_text())["encoders"]
     del value["identity"]["format"]
     path.write_text(json.dumps(value | {"used": "of another kind"}))
     with pytest.warns(UserWarning, match="for another setup: format is None, not 2. It is ignored, and everything is"):
-        attention_encoder(BUDGETS, spec=SHAPED, capture=vg.Capture(warmup=path))
-    with pytest.raises(vg.InputError, match="was written for another setup: format is None, not 2"):
-        attention_encoder(BUDGETS, spec=SHAPED, capture=vg.Capture(warmup=path, on_bad_warmup="error"))
+        attention_encoder(BUDGETS, spec=SHAPED, capture=vg.options.Capture(warmup=path))
+    with pytest.raises(vg.errors.InputError, match="was written for another setup: format is None, not 2"):
+        attention_encoder(BUDGETS, spec=SHAPED, capture=vg.options.Capture(warmup=path, on_bad_warmup="error"))
     value["identity"] |= {"format": "2", "device": "NVIDIA H200", "torch": "1.0"}
     path.write_text(json.dumps(value))
     with pytest.warns(UserWarning, match=r"torch is 1.0, not .*; device is NVIDIA H200, not cpu"):
-        attention_encoder(BUDGETS, spec=SHAPED, capture=vg.Capture(warmup=path))
+        attention_encoder(BUDGETS, spec=SHAPED, capture=vg.options.Capture(warmup=path))
 
 
 @pytest.fixture(scope="module")
@@ -1003,11 +1015,11 @@ def test_a_damaged_file_raises_and_touches_nothing(warm_file, data):
         if place == "identity" and isinstance(value[place], dict):
             return
     with pytest.raises(
-        vg.InputError, match=r"warm.json is not a warm-up file .*: expected a file from `encoder.save_warmup`"
+        vg.errors.InputError, match=r"warm.json is not a warm-up file .*: expected a file from `encoder.save_warmup`"
     ):
-        attention_encoder(BUDGETS, spec=SHAPED, capture=vg.Capture(warmup=path, on_bad_warmup="error"))
+        attention_encoder(BUDGETS, spec=SHAPED, capture=vg.options.Capture(warmup=path, on_bad_warmup="error"))
     with pytest.warns(UserWarning, match=r"warm.json is not a warm-up file .* It is ignored"):
-        attention_encoder(BUDGETS, spec=SHAPED, capture=vg.Capture(warmup=path))
+        attention_encoder(BUDGETS, spec=SHAPED, capture=vg.options.Capture(warmup=path))
     assert not timing.results
 
 
@@ -1023,8 +1035,8 @@ def test_numbers_that_nothing_measures_are_refused(tmp_path, place, number):
         inside = inside[step]
     inside[place[-1]] = number
     path.write_text(json.dumps(value))
-    with pytest.raises(vg.InputError, match=rf"warm.json is not a warm-up file .* is {number!r}: expected"):
-        attention_encoder(BUDGETS, spec=SHAPED, capture=vg.Capture(warmup=path, on_bad_warmup="error"))
+    with pytest.raises(vg.errors.InputError, match=rf"warm.json is not a warm-up file .* is {number!r}: expected"):
+        attention_encoder(BUDGETS, spec=SHAPED, capture=vg.options.Capture(warmup=path, on_bad_warmup="error"))
 
 
 def test_attention_takes_what_an_earlier_start_timed(tmp_path):
@@ -1032,14 +1044,14 @@ def test_attention_takes_what_an_earlier_start_timed(tmp_path):
     timing.results[key] = timing.Timed("b", 0.5)
     attention_encoder(BUDGETS, spec=SHAPED).save_warmup(tmp_path / "warm.json")
     timing.results.clear()
-    attention_encoder(BUDGETS, spec=SHAPED, capture=vg.Capture(warmup=tmp_path / "warm.json"))
+    attention_encoder(BUDGETS, spec=SHAPED, capture=vg.options.Capture(warmup=tmp_path / "warm.json"))
     assert timing.results.pop(key) == ("b", 0.5)
 
 
 # What only a GPU has: memory that graphs share
 
 
-class Shared(vg.Pool):
+class Shared(vg.options.Pool):
     """A pool that holds a MiB for each row of the largest budget with a graph."""
 
     encoders = ()
@@ -1052,7 +1064,7 @@ class Shared(vg.Pool):
 def test_where_graphs_share_memory_the_largest_go(lazy, monkeypatch):
     monkeypatch.setattr(Tape, "bytes", 1000)
     pool = Shared()
-    encoder = lazy_encoder(memory="200MiB", pool=pool, capture=vg.Capture(lazy=lazy))
+    encoder = lazy_encoder(memory="200MiB", pool=pool, capture=vg.options.Capture(lazy=lazy))
     pool.encoders = (encoder,)
     for _ in range(2):
         for lengths in ([20], [250], [20]):
@@ -1071,7 +1083,7 @@ def test_of_a_shared_pool_an_encoder_gives_up_its_own_graphs_alone():
     pool = Shared()
     other, limited = (
         lazy_encoder(pool=pool).capture(),
-        lazy_encoder(pool=pool, memory="200MiB", capture=vg.Capture(lazy=False)),
+        lazy_encoder(pool=pool, memory="200MiB", capture=vg.options.Capture(lazy=False)),
     )
     pool.encoders = (other, limited)
     for encoder in (limited, other):

@@ -9,7 +9,7 @@ import torch
 import varlen_graphs as vg
 from tests.support.encoders import Attention, attention_encoder, attention_spec, rows_for
 
-SHAPED = attention_spec(rows=vg.PackedRows("x", shape=(8,)))
+SHAPED = attention_spec(rows=vg.inputs.Rows("x", shape=(8,)))
 
 
 def calls(encoder, count, lengths=(20,), **arguments):
@@ -84,7 +84,7 @@ def test_what_only_the_module_can_answer_is_told():
 
 
 def test_a_lazy_encoder_is_told_of_if_nobody_captures():
-    forgotten, served = (attention_encoder(spec=SHAPED, capture=vg.Capture(lazy=True)) for _ in range(2))
+    forgotten, served = (attention_encoder(spec=SHAPED, capture=vg.options.Capture(lazy=True)) for _ in range(2))
     assert not calls(forgotten, 1000)  # the first calls run eager on purpose
     (told,) = calls(forgotten, 200)
     assert "not captured yet; nobody captures what calls request: call encoder.capture_in_background()" in told

@@ -9,9 +9,9 @@ import varlen_graphs as vg
 from tests.support.encoders import Attention, attention_encoder, attention_spec, captured, check, rows_for
 from tests.support.threads import run_in_threads
 
-BUDGETS = [vg.Budget(rows, items=8) for rows in (32, 64, 96, 128)]
+BUDGETS = [vg.budgets.Budget(rows, items=8) for rows in (32, 64, 96, 128)]
 SMALL, _, LARGE, LARGEST = BUDGETS
-SHAPED = attention_spec(rows=vg.PackedRows("x", shape=(8,)))
+SHAPED = attention_spec(rows=vg.inputs.Rows("x", shape=(8,)))
 
 
 def test_a_call_captures_what_it_needs_and_the_first_one_the_largest_budget_too():
@@ -51,10 +51,10 @@ def test_a_call_of_several_replays_captures_the_largest_of_what_is_missing():
 def test_a_budget_that_is_added_is_captured_and_no_other():
     encoder = attention_encoder(BUDGETS)
     check(encoder, [20])
-    added = encoder.add_budget(vg.Budget(48, items=8))
+    added = encoder.add_budget(vg.budgets.Budget(48, items=8))
     assert captured(encoder) == {SMALL, added, LARGEST}
     check(encoder, [40])
-    assert encoder.stats.replays == {SMALL: 1, vg.Budget(48, items=8): 1}
+    assert encoder.stats.replays == {SMALL: 1, vg.budgets.Budget(48, items=8): 1}
 
 
 class Limited(Attention):
@@ -119,7 +119,7 @@ def test_a_module_that_refuses_large_budgets_has_graphs_of_small_ones(first):
 def test_a_module_that_refuses_all_budgets_tells_so():
     encoder = vg.GraphedEncoder(Short(8).eval(), BUDGETS[2:], SHAPED, backend="tape")
     for _ in range(2):
-        with pytest.raises(vg.CaptureError, match=r"(?s)at most 70 positions.*in forward: raise ValueError"):
+        with pytest.raises(vg.errors.CaptureError, match=r"(?s)at most 70 positions.*in forward: raise ValueError"):
             encoder(rows_for([20]), lengths=[20])
 
 
@@ -147,7 +147,7 @@ def test_a_host_buffer_that_calls_its_encoder_captures_nothing_over_the_call():
 
     def scale(layout):
         if calls:
-            with pytest.raises(vg.InputError, match="called the encoder that it is computed for"):
+            with pytest.raises(vg.errors.InputError, match="called the encoder that it is computed for"):
                 encoder(rows_for([90]), lengths=[90])
         return torch.full((1,), 1.0)
 
@@ -155,7 +155,11 @@ def test_a_host_buffer_that_calls_its_encoder_captures_nothing_over_the_call():
         def forward(self, x, cu_seqlens, max_seqlen, scale):
             return super().forward(x, cu_seqlens, max_seqlen) * scale
 
-    buffers = [vg.CuSeqlens(), vg.MaxSeqlen(), vg.HostBuffer("scale", scale, (1,), torch.float32)]
+    buffers = [
+        vg.buffers.CuSeqlens(),
+        vg.buffers.MaxSeqlen(),
+        vg.buffers.HostBuffer("scale", scale, (1,), torch.float32),
+    ]
     encoder = vg.GraphedEncoder(Scaled(8).eval(), BUDGETS, vg.BufferSpec("x", vg.Lengths(), buffers), backend="tape")
     expected = encoder(rows_for([6, 3]), lengths=[6, 3])
     before = captured(encoder)
@@ -198,7 +202,7 @@ def test_a_budget_that_no_memory_holds_is_not_added():
     encoder, rows = attention_encoder(), rows_for([5, 9])
     expected = encoder(rows, lengths=[5, 9])
     before = encoder.budgets
-    with pytest.raises(vg.BudgetError, match=r"below 2\*\*31"):
+    with pytest.raises(vg.errors.BudgetError, match=r"below 2\*\*31"):
         encoder.add_budget(10**12)
     assert encoder.budgets == before
     assert torch.equal(encoder(rows, lengths=[5, 9]), expected)

@@ -12,12 +12,12 @@ from tests.support.scripts import run_script
 from tests.support.threads import run_in_threads
 from tests.support.towers import distance
 
-SHAPED = attention_spec(rows=vg.PackedRows("x", shape=(8,)))
+SHAPED = attention_spec(rows=vg.inputs.Rows("x", shape=(8,)))
 
 
 def test_calls_of_every_kind_of_several_encoders_under_load():
     """Two encoders share a pool and one has its own; one thread releases, captures and poisons all the while."""
-    pool = vg.Pool()
+    pool = vg.options.Pool()
     encoders = [attention_encoder(spec=SHAPED, pool=pool) for _ in range(2)] + [attention_encoder(spec=SHAPED)]
     module = encoders[0].module
     wrong, calls = [], []
@@ -65,14 +65,14 @@ class Outer(nn.Module):
         return self.inner(self.linear(x), lengths=lengths)
 
 
-NESTED = vg.BufferSpec(vg.PackedRows("x", shape=(8,)), vg.Lengths())
+NESTED = vg.BufferSpec(vg.inputs.Rows("x", shape=(8,)), vg.Lengths())
 
 
 @pytest.mark.parametrize("shared", [True, False], ids=["one pool", "two pools"])
 @pytest.mark.parametrize("lazy", [True, False], ids=["lazy", "inner captures"])
 def test_an_encoder_inside_of_a_captured_module_is_refused_by_name(shared, lazy):
     """Its graphs would be replayed without its lock, or one thread would wait for the other one's pool forever."""
-    inner = attention_encoder(spec=SHAPED, capture=vg.Capture(lazy=lazy))
+    inner = attention_encoder(spec=SHAPED, capture=vg.options.Capture(lazy=lazy))
     outer = vg.GraphedEncoder(Outer(inner).eval(), [64], NESTED, backend="tape", pool=inner.pool if shared else None)
     rows = rows_for([5, 6])
     refused = "encoder of Attention was called inside of Outer, which another encoder is capturing: graphs do not nest"
@@ -82,11 +82,11 @@ def test_an_encoder_inside_of_a_captured_module_is_refused_by_name(shared, lazy)
             if number % 2:
                 assert distance(inner(rows, lengths=[5, 6]), inner.eager(rows, lengths=[5, 6])) < 1e-5
             else:
-                with pytest.raises(vg.CaptureError, match=refused):
+                with pytest.raises(vg.errors.CaptureError, match=refused):
                     outer(rows, lengths=[5, 6])
 
     run_in_threads(work)
-    with pytest.raises(vg.CaptureError, match=refused):
+    with pytest.raises(vg.errors.CaptureError, match=refused):
         outer.capture()
     assert not [*outer.executor.store.sets]
 
@@ -105,7 +105,7 @@ def test_an_encoder_inside_of_a_module_that_runs_eager_replays_its_graphs():
 
 
 def test_weights_that_move_under_load_are_captured_anew():
-    encoder = attention_encoder(spec=SHAPED, capture=vg.Capture(on_change="recapture")).capture()
+    encoder = attention_encoder(spec=SHAPED, capture=vg.options.Capture(on_change="recapture")).capture()
     wrong = []
 
     def work(seed):
@@ -153,7 +153,7 @@ def test_a_forked_process_is_told_that_graphs_do_not_survive():
         ):
             try:
                 use()
-            except vg.StaleGraphError as error:
+            except vg.errors.StaleGraphError as error:
                 assert "start workers with multiprocessing's 'spawn', or create the encoder in the" in str(error), error
             else:
                 raise AssertionError("went unnoticed")
@@ -182,7 +182,7 @@ def test_a_fork_while_other_threads_replay_and_capture_does_not_hang():
     def work():
         try:
             slow(rows, lengths=[6])  # its lock is held, by a thread that is not here
-        except vg.StaleGraphError:
+        except vg.errors.StaleGraphError:
             print("told")
         attention_encoder(spec=spec)(rows, lengths=[6])  # so was the turn to capture
         print("captured")
@@ -197,7 +197,7 @@ def test_a_fork_while_other_threads_replay_and_capture_does_not_hang():
 
 def test_the_interpreter_ends_quietly_whatever_is_left():
     printed, errors = run_script("""
-    encoder = attention_encoder(spec=spec, pool=vg.Pool())
+    encoder = attention_encoder(spec=spec, pool=vg.options.Pool())
     encoder.self = encoder  # for the last collection
     stage = encoder.stage([6])
     writing = stage.__enter__()  # a block that nobody leaves

@@ -153,7 +153,7 @@ def test_tensors_of_a_subclass_act_as_they_do():
         def forward(self, x, scale):
             return x * scale
 
-    spec = vg.BufferSpec("x", vg.Lengths("lengths"), inputs=[vg.PerCall("scale", shape=(8,))])
+    spec = vg.BufferSpec("x", vg.Lengths("lengths"), inputs=[vg.inputs.PerCall("scale", shape=(8,))])
     encoder = vg.GraphedEncoder(Doubles().eval(), [64], spec, backend="tape")
     rows, scale = torch.randn(10, 8), torch.full((8,), 2.0)
     encoder(rows, lengths=LENGTHS, scale=scale)
@@ -209,7 +209,9 @@ def test_no_tracer_keeps_the_items_of_its_example(record, captured):
     encoder, rows = attention_encoder(), rows_for(LENGTHS)
     if captured:
         encoder(rows, lengths=LENGTHS)
-    with pytest.raises(vg.InputError, match=r"vg.unwrap\(model\) first, or take the module itself \(encoder.module\)"):
+    with pytest.raises(
+        vg.errors.InputError, match=r"vg.unwrap\(model\) first, or take the module itself \(encoder.module\)"
+    ):
         record(encoder, rows, torch.tensor(LENGTHS))
     assert torch.equal(encoder(rows, lengths=LENGTHS), encoder(rows, lengths=torch.tensor(LENGTHS)))
     assert not encoder.stats.eager
@@ -223,19 +225,21 @@ def test_items_in_a_list_are_constants_of_a_trace():
 
 
 def test_symbolic_tracing_says_what_to_trace():
-    with pytest.raises(vg.InputError, match=r"called with a proxy of a tensor: expected tensors; call vg.unwrap"):
+    with pytest.raises(
+        vg.errors.InputError, match=r"called with a proxy of a tensor: expected tensors; call vg.unwrap"
+    ):
         torch.fx.symbolic_trace(Called(attention_encoder()))
 
 
 def test_a_stage_records_no_rows_that_come_later():
-    encoder = attention_encoder(spec=attention_spec(rows=vg.PackedRows("x", shape=(8,))))
+    encoder = attention_encoder(spec=attention_spec(rows=vg.inputs.Rows("x", shape=(8,))))
 
     def staged(rows):
         with encoder.stage(LENGTHS) as stage:
             stage.rows.copy_(rows)
         return stage.output
 
-    with pytest.raises(vg.InputError, match=r"stage was called under torch\.jit\.trace"):
+    with pytest.raises(vg.errors.InputError, match=r"stage was called under torch\.jit\.trace"):
         torch.jit.trace(staged, rows_for(LENGTHS))
     with Listed():
         assert torch.equal(staged(rows_for(LENGTHS)), encoder(rows_for(LENGTHS), lengths=LENGTHS))
@@ -243,7 +247,7 @@ def test_a_stage_records_no_rows_that_come_later():
 
 def test_a_recipe_is_traced_as_its_tower():
     tower = qwen3_vl_tower().requires_grad_(False)
-    encoder = vg.recipes.qwen3_vl(tower, [vg.Budget(128, items=4)], backend="tape")
+    encoder = vg.recipes.qwen3_vl(tower, [vg.budgets.Budget(128, items=4)], backend="tape")
     one, other = [(1, 4, 6), (1, 4, 4)], [(1, 4, 4), (1, 4, 6)]
     encoder(pixels(one), grid_thw=one)
     calls = [(pixels(grid), torch.tensor(grid)) for grid in (one, other)]

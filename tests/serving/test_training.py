@@ -66,7 +66,7 @@ def grad_mode(inference):
 def test_a_recipe_trains_the_original_tower():
     tower = qwen3_vl_tower().train()
     expected = gradients(tower, loss_of(tower(pixels(GRID), grid_thw=torch.tensor(GRID))))
-    encoder = vg.recipes.qwen3_vl(tower.eval(), [vg.Budget(128, items=4, segments=4)], backend="tape")
+    encoder = vg.recipes.qwen3_vl(tower.eval(), [vg.budgets.Budget(128, items=4, segments=4)], backend="tape")
     for layout in (GRID, torch.tensor(GRID)):
         encoder.train()
         found = gradients(tower, loss_of(encoder(pixels(GRID), grid_thw=layout)))
@@ -80,7 +80,7 @@ def test_a_recipe_trains_the_original_tower():
 
 def test_what_was_learned_is_replayed():
     tower = qwen3_vl_tower()
-    encoder = vg.recipes.qwen3_vl(tower, [vg.Budget(128, items=4, segments=4)], backend="tape")
+    encoder = vg.recipes.qwen3_vl(tower, [vg.budgets.Budget(128, items=4, segments=4)], backend="tape")
     with torch.no_grad():
         before = encoder(pixels(GRID), grid_thw=GRID).last_hidden_state
     optimizer = torch.optim.SGD(encoder.parameters(), lr=0.1)
@@ -107,7 +107,7 @@ def test_a_module_with_declared_buffers_is_trained_over_the_items_themselves():
 
 
 def test_a_stage_is_trained_too():
-    encoder = positioned_encoder(Positioned().train(), vg.PackedRows("x", (8,)))
+    encoder = positioned_encoder(Positioned().train(), vg.inputs.Rows("x", (8,)))
     with encoder.stage(LENGTHS) as stage:
         stage.rows.copy_(rows_for(LENGTHS))
     found = gradients(encoder.module, stage.output.sum())
@@ -134,7 +134,7 @@ def test_a_batch_to_pack_keeps_its_gradients():
         pass
 
     torch.manual_seed(0)
-    spec = vg.BufferSpec(vg.PackedRows("input", padded_by="mask"), vg.Lengths())
+    spec = vg.BufferSpec(vg.inputs.Rows("input", padded_by="mask"), vg.Lengths())
     encoder = vg.GraphedEncoder(Plain(8, 8).train(), BUDGETS, spec, backend="tape")
     batch, mask = torch.randn(2, 5, 8, requires_grad=True), torch.tensor([[1] * 5, [1, 1, 0, 0, 0]])
     output = encoder(batch, lengths=[5, 2], mask=mask)
@@ -185,7 +185,7 @@ def test_that_outputs_carry_no_grad_is_said_once_an_encoder():
 
 
 def test_a_capture_in_training_mode_is_warned_of():
-    encoder = positioned_encoder(Positioned().train(), vg.PackedRows("x", (8,)))
+    encoder = positioned_encoder(Positioned().train(), vg.inputs.Rows("x", (8,)))
     with pytest.warns(UserWarning, match="Positioned is captured in training mode; call module.eval"):
         encoder.capture()
 
@@ -194,7 +194,7 @@ def test_a_wrapped_model_is_trained_as_without_graphs():
     plain = whole_model().train()
     inputs = prompt(plain, IMAGES)
     expected = gradients(plain, plain(**inputs).logits.float().square().mean())
-    model = vg.wrap(copy.deepcopy(plain).eval(), [vg.Budget(512, items=8)], backend="tape")
+    model = vg.wrap(copy.deepcopy(plain).eval(), [vg.budgets.Budget(512, items=8)], backend="tape")
     with torch.no_grad():
         model(**inputs)
     model.train()

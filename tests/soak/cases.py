@@ -58,7 +58,7 @@ class Case:
     """
 
     layout: str
-    budgets: tuple[vg.Budget, ...]
+    budgets: tuple[vg.budgets.Budget, ...]
     calls: tuple[Call, ...]
     merge: int = 1
     every: int = 1
@@ -73,47 +73,47 @@ class Case:
         """The declaration."""
         columns = {
             "none": (),
-            "plain": (vg.Column("kind", pad=-3),),
-            "optional": (vg.Column("kind", default=5),),
-            "nested": (vg.layout.NestedColumn("kind", default=5),),
+            "plain": (vg.layouts.Column("kind", pad=-3),),
+            "optional": (vg.layouts.Column("kind", default=5),),
+            "nested": (vg.layouts.NestedColumn("kind", default=5),),
         }[self.column]
         layout = {
             "grid": lambda: vg.GridTHW("layout", merge=self.merge, columns=columns),
-            "sizes": lambda: vg.GridHW("layout", columns=columns),
+            "sizes": lambda: vg.layouts.GridHW("layout", columns=columns),
             "lengths": lambda: vg.Lengths("layout", columns=columns),
-            "mask": lambda: vg.PaddedMask("layout", dtype=torch.bool, columns=columns),
-            "padded_lengths": lambda: vg.PaddedLengths("layout", columns=columns),
+            "mask": lambda: vg.Mask("layout", dtype=torch.bool, columns=columns),
+            "padded_lengths": lambda: vg.Lengths("layout", columns=columns, padded=True),
             "batch_to_pack": lambda: vg.Lengths("layout", columns=columns),
         }[self.layout]()
         padded_by = "real" if self.layout == "batch_to_pack" else None
         rows = {
-            "floats": lambda: vg.PackedRows(
+            "floats": lambda: vg.inputs.Rows(
                 "x", (1,) * self.rows_dim + (parts.DIM,), rows_dim=self.rows_dim, padded_by=padded_by
             ),
-            "tokens": lambda: vg.PackedRows("x", (), torch.int64, pad=3, padded_by=padded_by),
-            "bytes": lambda: vg.PackedRows(
-                "x", (BYTES,), torch.uint8, normalize=vg.spec.Normalize([0.5] * 3, [0.3] * 3), padded_by=padded_by
+            "tokens": lambda: vg.inputs.Rows("x", (), torch.int64, pad=3, padded_by=padded_by),
+            "bytes": lambda: vg.inputs.Rows(
+                "x", (BYTES,), torch.uint8, normalize=vg.inputs.Normalize([0.5] * 3, [0.3] * 3), padded_by=padded_by
             ),
         }[self.rows]()
         extents = {
-            "rows": vg.Rows(rows_dim=self.rows_dim),
-            "merged": vg.Rows(every=self.every),
-            "pooled": vg.Items(),
+            "rows": vg.outputs.Rows(rows_dim=self.rows_dim),
+            "merged": vg.outputs.Rows(every=self.every),
+            "pooled": vg.outputs.Items(),
         }
         buffers = [buffer for at, part in enumerate(self.parts) for buffer in part.buffers(at)]
         if "pooled" in self.outputs:
-            buffers.append(vg.DeviceBuffer("shares", shares, any_segments=False))
+            buffers.append(vg.buffers.DeviceBuffer("shares", shares, any_segments=False))
         inputs = [one for at, part in enumerate(self.parts) for one in part.inputs(at)]
-        outputs = vg.Outputs(**{name: extents[name] for name in self.outputs})
+        outputs = vg.outputs.Fields(**{name: extents[name] for name in self.outputs})
         return vg.BufferSpec(rows, layout, buffers, outputs, inputs)
 
-    def encoder(self, device, capture=vg.Capture()):  # noqa: B008 - frozen
+    def encoder(self, device, capture=vg.options.Capture()):  # noqa: B008 - frozen
         """The encoder, with weights of its own."""
         spec = self.spec()
         promise = 1
         if self.promised:
             loads = [
-                spec.needs.load(vg.layout.Layout(self.table(call), grouped=spec.layout.grouped)) for call in self.calls
+                spec.needs.load(vg.layouts.Layout(self.table(call), grouped=spec.layout.grouped)) for call in self.calls
             ]
             promise = min(load.rows // max(1, load.segments) for load in loads)
         return vg.GraphedEncoder(
@@ -121,7 +121,7 @@ class Case:
             self.budgets,
             spec,
             backend="cuda" if device == "cuda" else "tape",
-            layouts=vg.GpuLayouts(min_segment_rows=max(1, promise), simulated=True),
+            layouts=vg.options.GpuLayouts(min_segment_rows=max(1, promise), simulated=True),
             capture=capture,
         )
 
@@ -185,7 +185,7 @@ class Case:
         for at, part in enumerate(self.parts):
             for one in part.inputs(at):
                 entries = part.entries(rows, lengths)
-                arguments[one.name] = in_batch(entries) if isinstance(one, vg.PerRow) else entries
+                arguments[one.name] = in_batch(entries) if isinstance(one, vg.inputs.PerRow) else entries
         x = in_batch(rows)
         return arguments, x[None] if self.rows_dim else x
 
@@ -246,7 +246,7 @@ def cases(draw):
     every = merge**2 if layout == "grid" else draw(st.integers(1, 3)) if "merged" in outputs else 1
     if layout == "sizes" and every == 3:
         every = 2
-    windows = vg.Windows(draw(st.integers(1, 3)))
+    windows = vg.layouts.Windows(draw(st.integers(1, 3)))
     chosen = draw(st.lists(_part(layout, merge, column, windows), max_size=4).map(tuple))
     budgets = draw(st.lists(_budget(layout), min_size=1, max_size=3, unique=True).map(tuple))
     calls = draw(st.lists(_call(layout, merge, every, column), min_size=1, max_size=4).map(tuple))
@@ -288,9 +288,9 @@ def _part(layout, merge, column, windows):
 
 def _budget(layout):
     if layout in PADDED:
-        return st.builds(vg.Budget.padded, st.integers(1, 5), st.integers(2, 24))
+        return st.builds(vg.budgets.Budget.padded, st.integers(1, 5), st.integers(2, 24))
     bounds = st.integers(16, 200), st.integers(1, 6), st.integers(1, 40), st.none() | st.integers(16, 64)
-    return st.builds(vg.Budget, *bounds)
+    return st.builds(vg.budgets.Budget, *bounds)
 
 
 @st.composite

@@ -56,7 +56,7 @@ def check_exact_case(case, device="cpu"):
     Raises:
         AssertionError: A call gave something else.
     """
-    encoder = case.encoder(device, vg.Capture(exact=2))
+    encoder = case.encoder(device, vg.options.Capture(exact=2))
     for call in case.calls:
         for _ in range(4):
             run_call(case, encoder, call, device)
@@ -89,7 +89,7 @@ def check_wrong_case(case, device="cpu"):
     for call in (*case.calls, *case.calls):
         try:
             got = run_call(case, encoder, call, device)
-        except vg.VarlenGraphsError:
+        except vg.errors.VarlenGraphsError:
             continue
         assert not (undefined and encoder.stats.replays), call
         arguments, x = case.arguments(call, case.real_rows(call, device))
@@ -113,12 +113,12 @@ def check_claim(claim, device="cpu"):
     case = claim.case
     try:
         encoder = claim.encoder(device)
-    except vg.VarlenGraphsError:
+    except vg.errors.VarlenGraphsError:
         return None
     for call in (*case.calls, *case.calls):
         try:
             got = run_call(case, encoder, call, device)
-        except (vg.VarlenGraphsError, IndexError, RuntimeError):
+        except (vg.errors.VarlenGraphsError, IndexError, RuntimeError):
             continue
         arguments, x = case.arguments(call, case.real_rows(call, device))
         x = x.to(encoder.spec.packed.dtype or x.dtype)  # as declared
@@ -145,7 +145,7 @@ def run_call(case, encoder, call, device):
             with encoder.stage(arguments.pop("layout"), **arguments) as stage:
                 stage.rows.copy_(x)
             return stage.output
-        except vg.BudgetError:
+        except vg.errors.BudgetError:
             arguments, x = case.arguments(call, case.real_rows(call, device))
     output = encoder(x, **arguments)
     encoder.check()

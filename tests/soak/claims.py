@@ -10,7 +10,7 @@ import varlen_graphs as vg
 from tests.soak.cases import Case, Encoder, cases, shares
 from tests.soak.itself import Itself, kind_of, without_buffers
 
-WINDOWS = [vg.Windows(side) for side in (1, 2, 3, 5)]
+WINDOWS = [vg.layouts.Windows(side) for side in (1, 2, 3, 5)]
 
 VALUES = {
     "per": ["item", "frame", "clip", "group", *WINDOWS],
@@ -34,7 +34,7 @@ VALUES = {
 """What fields of buffers are changed to; for functions see `FUNCTIONS`."""
 
 
-INPUTS = [vg.PerRow, vg.PerItem, vg.PerCall]
+INPUTS = [vg.inputs.PerRow, vg.inputs.PerItem, vg.inputs.PerCall]
 
 OF_INPUTS = {
     "per_row": [False, True],
@@ -94,7 +94,7 @@ class Claim:
             if change.field == "dropped":
                 del buffers[change.of]
             elif change.field == "uncounted":
-                buffers[change.of] = vg.DeviceBuffer(
+                buffers[change.of] = vg.buffers.DeviceBuffer(
                     change.of, partial(buffers[change.of].produce, module=None), any_segments=False
                 )
             elif change.field == "function":
@@ -117,7 +117,7 @@ class Claim:
             elif change.of == "kind":
                 columns = [replace(column, **new) for column in layout.columns]
                 layout = replace(layout, columns=tuple(columns))
-        return vg.BufferSpec(rows, layout, [*buffers.values()], vg.Outputs(**outputs), [*inputs.values()])
+        return vg.BufferSpec(rows, layout, [*buffers.values()], vg.outputs.Fields(**outputs), [*inputs.values()])
 
     def encoder(self, device):
         """An encoder of the module with the changed declaration."""
@@ -134,13 +134,13 @@ class Claim:
             self.spec(),
             forward=None if self.inside else forward,
             backend="cuda" if device == "cuda" else "tape",
-            layouts=vg.GpuLayouts(min_segment_rows=promise, simulated=True),
+            layouts=vg.options.GpuLayouts(min_segment_rows=promise, simulated=True),
         )
 
 
 def with_windows(buffer, windows):
     """A buffer with all its windows replaced."""
-    own = [field.name for field in fields(buffer) if isinstance(getattr(buffer, field.name), vg.Windows)]
+    own = [field.name for field in fields(buffer) if isinstance(getattr(buffer, field.name), vg.layouts.Windows)]
     return replace(buffer, **dict.fromkeys(own, windows))
 
 
@@ -188,29 +188,29 @@ def functions_of(buffer):
     """What the function of a buffer may be changed to, by name."""
     if not hasattr(buffer, "function"):
         return {}
-    return FUNCTIONS["host" if isinstance(buffer, vg.HostBuffer) else kind_of(buffer.name)]
+    return FUNCTIONS["host" if isinstance(buffer, vg.buffers.HostBuffer) else kind_of(buffer.name)]
 
 
 LAYOUTS = {
     "GridTHW": vg.GridTHW,
-    "GridHW": vg.GridHW,
+    "GridHW": vg.layouts.GridHW,
     "Lengths": vg.Lengths,
-    "PaddedLengths": vg.PaddedLengths,
-    "PaddedMask": vg.PaddedMask,
+    "PaddedLengths": partial(vg.Lengths, padded=True),
+    "Mask": vg.Mask,
 }
 
 EXTENTS = [
-    vg.Rows(),
-    vg.Rows(2),
-    vg.Rows(3),
-    vg.Rows(4),
-    vg.Rows(rows_dim=1),
-    vg.Items(),
-    vg.Items(2),
-    vg.Items(rows_dim=1),
-    vg.spec.Groups(),
-    vg.spec.FrameRows(),
-    vg.spec.FrameRows(4),
+    vg.outputs.Rows(),
+    vg.outputs.Rows(2),
+    vg.outputs.Rows(3),
+    vg.outputs.Rows(4),
+    vg.outputs.Rows(rows_dim=1),
+    vg.outputs.Items(),
+    vg.outputs.Items(2),
+    vg.outputs.Items(rows_dim=1),
+    vg.outputs.Groups(),
+    vg.outputs.FrameRows(),
+    vg.outputs.FrameRows(4),
 ]
 
 
@@ -234,7 +234,7 @@ def changes_of(case):
         if getattr(one, field.name) != value
     ]
     of_buffers += [Change(buffer.name, "uncounted") for buffer in spec.segmented]
-    if any(isinstance(getattr(part, "per", None), vg.Windows) for part in case.parts):
+    if any(isinstance(getattr(part, "per", None), vg.layouts.Windows) for part in case.parts):
         of_buffers += [Change("windows", "side", windows) for windows in WINDOWS]
     of_buffers += [Change(buffer.name, "dropped") for buffer in spec.buffers if buffer.name != "shares"]
     others = [Change(name, "extent", extent) for name in case.outputs for extent in EXTENTS]

@@ -296,7 +296,9 @@ def check_keeping_case(case, device="cpu"):
 
     if case.start == "used":
         expected((20,), 0), expected((20,), 0, module)
-    spec = vg.BufferSpec(vg.PackedRows("x", shape=(DIM,)), vg.Lengths(), [vg.CuSeqlens(), vg.MaxSeqlen()])
+    spec = vg.BufferSpec(
+        vg.inputs.Rows("x", shape=(DIM,)), vg.Lengths(), [vg.buffers.CuSeqlens(), vg.buffers.MaxSeqlen()]
+    )
     encoder = vg.GraphedEncoder(module, [64, 256], spec, backend="cuda" if device == "cuda" else "tape")
     try:
         if case.start == "captured":
@@ -310,7 +312,7 @@ def check_keeping_case(case, device="cpu"):
                 break  # what runs on copies of the module wrote there is not undone
             error = relative(got, right)
             assert error < TOLERANCE[device] or not right.isfinite().all(), (number, lengths, error)
-    except vg.VarlenGraphsError:
+    except vg.errors.VarlenGraphsError:
         pass  # refused: whether the module ran is not known, so what comes after is no call to compare
     return encoder.stats
 

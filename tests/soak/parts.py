@@ -72,23 +72,23 @@ class Projection(nn.Linear):
 class Attention(Part):
     """Over packed segments; inside of windows the rows are brought into window order and back."""
 
-    per: str | vg.Windows = "item"
+    per: str | vg.layouts.Windows = "item"
     rotary: tuple[str, ...] = ()
     causal: bool = False
     scheduled: bool = False
 
     @property
     def windows(self):
-        return self.per if isinstance(self.per, vg.Windows) else None
+        return self.per if isinstance(self.per, vg.layouts.Windows) else None
 
     def buffers(self, at):
-        declared = [vg.CuSeqlens(f"cu_{at}", per=self.per), vg.MaxSeqlen(f"max_{at}", per=self.per)]
+        declared = [vg.buffers.CuSeqlens(f"cu_{at}", per=self.per), vg.buffers.MaxSeqlen(f"max_{at}", per=self.per)]
         if self.scheduled:
             declared.append(vg.buffers.AttentionSchedule(HEADS, HEAD_DIM, per=self.per, name=f"schedule_{at}"))
         if self.rotary:
             source = f"weights.{at}.{'two_axes' if len(self.rotary) == 2 else 'one_axis'}"
             order = self.windows or "raster"
-            declared.append(vg.RotaryTable(f"rotary_{at}", inv_freq=source, axes=self.rotary, order=order))
+            declared.append(vg.buffers.RotaryTable(f"rotary_{at}", inv_freq=source, axes=self.rotary, order=order))
         if self.windows:
             declared.append(vg.buffers.WindowIndex(self.windows, f"index_{at}"))
             declared.append(vg.buffers.WindowIndex(self.windows, f"inverse_{at}", inverse=True))
@@ -119,7 +119,7 @@ class MaskedAttention(Part):
     causal: bool = False
 
     def buffers(self, at):
-        return [vg.AttentionMask(f"mask_{at}", causal=True)] if self.causal else [vg.KeyPaddingMask(f"real_{at}")]
+        return [vg.buffers.AttentionMask(f"mask_{at}", causal=True)] if self.causal else [vg.buffers.Mask(f"real_{at}")]
 
     def weights(self):
         return Projection()
@@ -143,7 +143,7 @@ class Resampled(Part):
 
     def buffers(self, at):
         options = {"align_corners": self.align_corners, "antialias": self.antialias, "order": self.order}
-        return [vg.Interpolation(f"table_{at}", table=f"weights.{at}.weight", mode=self.mode, **options)]
+        return [vg.buffers.Interpolation(f"table_{at}", table=f"weights.{at}.weight", mode=self.mode, **options)]
 
     def weights(self):
         return nn.Embedding(5 * 5, DIM)
@@ -178,8 +178,8 @@ class Scale(Part):
 
     def buffers(self, at):
         if self.by == "host":
-            return [vg.HostBuffer(f"scale_{at}", host_scales, shape=("rows",), dtype=torch.float32)]
-        return [vg.DeviceBuffer(f"scale_{at}", self.scales, any_segments=self.by == "rows")]
+            return [vg.buffers.HostBuffer(f"scale_{at}", host_scales, shape=("rows",), dtype=torch.float32)]
+        return [vg.buffers.DeviceBuffer(f"scale_{at}", self.scales, any_segments=self.by == "rows")]
 
     def scales(self, table):
         of_items = table.column("kind") / 8 + 1 if self.by == "kind" else 8 / (table.item_rows + 8)
@@ -206,15 +206,15 @@ class Beside(Part):
     of: str = "row"
 
     def buffers(self, at):
-        index = vg.DeviceBuffer(f"item_{at}", lambda table: table.row_item, any_segments=False)
+        index = vg.buffers.DeviceBuffer(f"item_{at}", lambda table: table.row_item, any_segments=False)
         return [index] if self.of == "gathered" else []
 
     def inputs(self, at):
         kinds = {
-            "row": vg.PerRow,
-            "item": lambda name, shape: vg.PerItem(name, shape, per_row=True),
-            "gathered": vg.PerItem,
-            "call": vg.PerCall,
+            "row": vg.inputs.PerRow,
+            "item": lambda name, shape: vg.inputs.PerItem(name, shape, per_row=True),
+            "gathered": vg.inputs.PerItem,
+            "call": vg.inputs.PerCall,
         }
         return [kinds[self.of](f"beside_{at}", (DIM,))]
 

@@ -62,8 +62,8 @@ class Copy:
 
     def encoder(self, **options):
         """Return an encoder of the module."""
-        buffers = [vg.CuSeqlens(), vg.MaxSeqlen()] if self.takes_segments else []
-        spec = vg.BufferSpec(vg.PackedRows("x", shape=(8,)), vg.Lengths(), buffers)
+        buffers = [vg.buffers.CuSeqlens(), vg.buffers.MaxSeqlen()] if self.takes_segments else []
+        spec = vg.BufferSpec(vg.inputs.Rows("x", shape=(8,)), vg.Lengths(), buffers)
         return vg.GraphedEncoder(self.module, [64, 256], spec, **({"backend": "tape"} | options))
 
     def differences(self, other):

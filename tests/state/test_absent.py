@@ -67,7 +67,7 @@ class Scaled(nn.Module):
 
 def check_is_graphed(module):
     """Capture a module by its first call and ahead of it; all outputs have to be right, and replayed."""
-    spec = vg.BufferSpec(vg.PackedRows("x", shape=(8,)), vg.Lengths())
+    spec = vg.BufferSpec(vg.inputs.Rows("x", shape=(8,)), vg.Lengths())
     for ahead in (False, True):
         encoder = vg.GraphedEncoder(module, [64, 256], spec, backend="tape")
         if ahead:
@@ -149,7 +149,7 @@ def test_objects_that_a_declared_forward_sees(made):
         return absent if x is None else module(x)
 
     module = Scaled()
-    spec = vg.BufferSpec(vg.PackedRows("x", shape=(8,)), vg.Lengths())
+    spec = vg.BufferSpec(vg.inputs.Rows("x", shape=(8,)), vg.Lengths())
     encoder = vg.GraphedEncoder(module, [64], spec, forward=forward, backend="tape")
     rows = rows_for([5])
     assert relative(encoder(rows, lengths=[5]), torch.relu(module.lin(rows))) < 1e-5

@@ -59,7 +59,7 @@ def run(file, name, start):
         before = chance()
         try:
             encoder.capture()
-        except vg.VarlenGraphsError:
+        except vg.errors.VarlenGraphsError:
             pass  # refused
         except Exception as error:
             done.wrong.append(f"capture raised {error!r}")
@@ -68,7 +68,7 @@ def run(file, name, start):
         replays = encoder.stats.replays.total()
         try:
             got = call(lambda x, n: encoder(x, lengths=n), number, lengths)
-        except vg.VarlenGraphsError as error:
+        except vg.errors.VarlenGraphsError as error:
             got, done.refused = None, done.refused or f"call {number}, of {lengths}: {error}"
             if copy.module.opaque or encoder.stats.replays:
                 return done  # refused, and it is not known whether the module ran

@@ -43,7 +43,7 @@ class Outer(nn.Module):
 
 
 def encoder_of(module):
-    spec = vg.BufferSpec(vg.PackedRows("x", shape=(8,)), vg.Lengths())
+    spec = vg.BufferSpec(vg.inputs.Rows("x", shape=(8,)), vg.Lengths())
     return vg.GraphedEncoder(module, [64, 256], spec, backend="tape")
 
 
@@ -55,7 +55,7 @@ def test_a_module_whose_part_is_an_encoder_is_never_silently_wrong():
         rows = rows_for(lengths)
         try:
             got = encoder(rows, lengths=lengths)
-        except vg.VarlenGraphsError:
+        except vg.errors.VarlenGraphsError:
             return  # refused
         assert relative(got, plain(rows)) < 1e-5
 

@@ -53,13 +53,13 @@ OPERATIONS = {
 def test_what_an_encoder_does_beside_calls_leaves_a_module_alone(file, name):
     copy, plain = Copy(file, name), Copy(file, name)
     encoder, calls = copy.encoder(), [{"x": rows_for(n), "lengths": n} for n in ([150], [3, 4])]
-    with contextlib.suppress(vg.VarlenGraphsError):
+    with contextlib.suppress(vg.errors.VarlenGraphsError):
         call(lambda x, n: encoder(x, lengths=n), 0, [5])
     if copy.differences(plain):  # it was not refused
         call(plain, 0, [5])
     assert not copy.differences(plain)
     for operation, operate in OPERATIONS.items():
-        with contextlib.suppress(vg.VarlenGraphsError):
+        with contextlib.suppress(vg.errors.VarlenGraphsError):
             operate(encoder, calls)
         assert not copy.differences(plain), operation
 
@@ -86,18 +86,18 @@ def test_a_call_by_name_is_one_plain_call(file, name):
 @each_module
 def test_lazy_calls_are_plain_calls_and_captures_between_them_leave_a_module_alone(file, name):
     copy, plain = Copy(file, name), Copy(file, name)
-    encoder = copy.encoder(capture=vg.Capture(lazy=True))
+    encoder = copy.encoder(capture=vg.options.Capture(lazy=True))
     for number, lengths in enumerate(([5], [150], [5])):
         got = call(lambda x, n: encoder(x, lengths=n), number, lengths)
         assert relative(got, call(plain, number, lengths)) < 1e-6
         assert not copy.differences(plain)
-    with contextlib.suppress(vg.VarlenGraphsError):
+    with contextlib.suppress(vg.errors.VarlenGraphsError):
         encoder.capture_wanted(None)
     assert not copy.differences(plain)
     for number, lengths in enumerate(([5], [150], [3, 4], [5])):
         try:
             got = call(lambda x, n: encoder(x, lengths=n), number, lengths)
-        except vg.VarlenGraphsError:
+        except vg.errors.VarlenGraphsError:
             return  # refused
         assert relative(got, call(plain, number, lengths)) < 1e-5
 
@@ -124,7 +124,7 @@ def test_comparisons_in_service_leave_what_calls_alone_leave(file, name):
         for encoder in encoders:
             try:
                 got = call(lambda x, n, encoder=encoder: encoder(x, lengths=n), number, lengths)
-            except vg.VarlenGraphsError:
+            except vg.errors.VarlenGraphsError:
                 return  # refused
             assert relative(got, expected) < 1e-5
         assert not compared.differences(alone) or not compared.differences(plain)
@@ -133,7 +133,7 @@ def test_comparisons_in_service_leave_what_calls_alone_leave(file, name):
 @each_module
 def test_new_weights_lead_to_captures_that_leave_a_module_alone(file, name):
     copy, plain = Copy(file, name), Copy(file, name)
-    encoder = copy.encoder(capture=vg.Capture(on_change="recapture"))
+    encoder = copy.encoder(capture=vg.options.Capture(on_change="recapture"))
     for number, lengths in enumerate(([5], [150], [5], [3, 4])):
         if number == 2:
             for one in (copy, plain):
@@ -141,7 +141,7 @@ def test_new_weights_lead_to_captures_that_leave_a_module_alone(file, name):
         expected = call(plain, number, lengths)
         try:
             got = call(lambda x, n: encoder(x, lengths=n), number, lengths)
-        except vg.VarlenGraphsError:
+        except vg.errors.VarlenGraphsError:
             return  # refused
         assert relative(got, expected) < 1e-5
 
@@ -158,7 +158,7 @@ def test_a_stage_is_a_plain_call(file, name):
 
     try:
         got = call(staged, 0, [5])
-    except vg.VarlenGraphsError:
+    except vg.errors.VarlenGraphsError:
         return  # refused
     assert relative(got, call(plain, 0, [5])) < 1e-5
     assert not copy.differences(plain)

@@ -122,7 +122,7 @@ ENCODERS = """
     tell("import")
 
     def encoder_of(module, **options):
-        spec = vg.BufferSpec(vg.PackedRows("x", shape=(8,)), vg.Lengths())
+        spec = vg.BufferSpec(vg.inputs.Rows("x", shape=(8,)), vg.Lengths())
         return vg.GraphedEncoder(module, [64, 256], spec, backend="tape", **options)
 """
 

@@ -72,7 +72,7 @@ class Module(nn.Module):
 
 
 def spec():
-    return vg.BufferSpec(vg.PackedRows("x", shape=(8,)), vg.Lengths())
+    return vg.BufferSpec(vg.inputs.Rows("x", shape=(8,)), vg.Lengths())
 
 
 def encoder_of(module, budgets=(64, 256), **options):
@@ -150,7 +150,7 @@ def test_captures_lose_no_writes_of_another_thread():
         while captured < CAPTURES and time.monotonic() < end:
             encoder = encoder_of(module, [64])
             rows = rows_for([5])
-            with contextlib.suppress(vg.VarlenGraphsError):  # what a module writes in each run may be refused
+            with contextlib.suppress(vg.errors.VarlenGraphsError):  # what a module writes in each run may be refused
                 got = encoder.capture()(rows, lengths=[5]) if captured % 2 else encoder(rows, lengths=[5])
                 assert relative(got, module.lin(rows)) < 1e-5
             captured += 1
@@ -372,7 +372,7 @@ def test_an_error_in_a_run_of_the_module_leaves_an_encoder_that_works(error, at)
     for one in [None] * (at - 1) + [error]:
         ERRORS.put(one)
     encoder, rows = encoder_of(module), rows_for([5])
-    with contextlib.suppress(error, vg.VarlenGraphsError if at > 1 and error is RuntimeError else error):
+    with contextlib.suppress(error, vg.errors.VarlenGraphsError if at > 1 and error is RuntimeError else error):
         encoder(rows, lengths=[5])
     assert len(runs_of(module)) == 1
     while not ERRORS.empty():
@@ -410,7 +410,7 @@ def test_a_thread_forks_and_the_child_makes_encoders_of_its_own(warm):
                     try:
                         encoder(rows, lengths=[5])
                         right = False
-                    except vg.StaleGraphError:
+                    except vg.errors.StaleGraphError:
                         pass  # it is the parent's
                 else:
                     right = right and relative(encoder(rows, lengths=[5]), expected) < 1e-5

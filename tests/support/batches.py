@@ -7,7 +7,9 @@ import varlen_graphs as vg
 from tests.support.leftovers import keep_leftovers
 from tests.support.towers import distance, equal_bits
 
-SPEC = vg.BufferSpec("pixel_values", vg.Batch(), outputs=vg.Outputs(patches=vg.Rows(), pooled=vg.Items()))
+SPEC = vg.BufferSpec(
+    "pixel_values", vg.Batch(), outputs=vg.outputs.Fields(patches=vg.outputs.Rows(), pooled=vg.outputs.Items())
+)
 
 
 class FixedSize(nn.Module):

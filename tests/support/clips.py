@@ -7,8 +7,8 @@ import varlen_graphs as vg
 from tests.support.encoders import rows_for
 
 DIM, QUERIES = 8, 3
-COLUMN = vg.layout.NestedColumn("times", pad=-1, default=-1)
-BUDGETS = [vg.Budget(32, items=3), vg.Budget(64, items=6, max_seqlen=48)]
+COLUMN = vg.layouts.NestedColumn("times", pad=-1, default=-1)
+BUDGETS = [vg.budgets.Budget(32, items=3), vg.budgets.Budget(64, items=6, max_seqlen=48)]
 
 
 class Clips(nn.Module):
@@ -70,19 +70,22 @@ class Clips(nn.Module):
 def clips_encoder(budgets=BUDGETS, **options):
     schedules = {"heads": 2, "head_dim": DIM // 2}
     spec = vg.BufferSpec(
-        rows=vg.PackedRows("x", shape=(DIM,)),
-        layout=vg.GridHW("sizes", columns=(COLUMN,)),
+        rows=vg.inputs.Rows("x", shape=(DIM,)),
+        layout=vg.layouts.GridHW("sizes", columns=(COLUMN,)),
         buffers=[
-            vg.CuSeqlens("cu_clips", per="group"),
-            vg.CuSeqlens("cu_frames"),
-            vg.CuSeqlens("cu_queries", per="group", queries=QUERIES),
-            vg.MaxSeqlen(per="group"),
+            vg.buffers.CuSeqlens("cu_clips", per="group"),
+            vg.buffers.CuSeqlens("cu_frames"),
+            vg.buffers.CuSeqlens("cu_queries", per="group", queries=QUERIES),
+            vg.buffers.MaxSeqlen(per="group"),
             vg.buffers.AttentionSchedule(**schedules, name="clip_schedule", per="group"),
             vg.buffers.AttentionSchedule(**schedules, name="query_schedule", per="group", queries=QUERIES),
             vg.buffers.AttentionSchedule(**schedules, name="frame_schedule", queries=QUERIES),
         ],
-        outputs=vg.Outputs(
-            rows=vg.Rows(), clips=vg.spec.Groups(rows=QUERIES), frames=vg.Items(rows=QUERIES), times=vg.Items()
+        outputs=vg.outputs.Fields(
+            rows=vg.outputs.Rows(),
+            clips=vg.outputs.Groups(rows=QUERIES),
+            frames=vg.outputs.Items(rows=QUERIES),
+            times=vg.outputs.Items(),
         ),
     )
     return vg.GraphedEncoder(Clips(), budgets, spec, **({"backend": "tape"} | options))

@@ -72,11 +72,11 @@ def check_uncommon_dtypes(backend, device, dtype):
     values = (torch.rand(2, 60, 8, generator=torch.Generator().manual_seed(0)) * 9).to(device)
     for packed, made in ((torch.float32, dtype), (dtype, torch.float32), (dtype, dtype)):
         pad = 40_000 if packed is torch.uint16 else 0
-        rows = vg.PackedRows("x", shape=(8,), dtype=packed, pad=pad)
+        rows = vg.inputs.Rows("x", shape=(8,), dtype=packed, pad=pad)
         module = Cast(made).to(device)
         came = values.to(torch.complex64).to(packed) if packed.is_complex else values.to(packed)
         want = module(came).detach()
-        budgets = [vg.Budget(64, items=4), vg.Budget(128, items=4)]
+        budgets = [vg.budgets.Budget(64, items=4), vg.budgets.Budget(128, items=4)]
 
         def bits(tensor):
             return tensor.contiguous().view(torch.uint8)
@@ -96,9 +96,9 @@ def check_uncommon_dtypes(backend, device, dtype):
         mask = torch.arange(60, device=device) < torch.tensor([[60], [45]], device=device)
         got = encoder(came, lengths=[60, 45], mask=mask)
         assert torch.equal(bits(got)[mask], bits(want)[mask])
-        budgets = [vg.Budget.padded(1, 60), vg.Budget.padded(2, 30)]
+        budgets = [vg.budgets.Budget.padded(1, 60), vg.budgets.Budget.padded(2, 30)]
         encoder = vg.GraphedEncoder(
-            module, budgets, vg.BufferSpec(rows, vg.PaddedMask("mask")), backend=backend, layouts=ON_GPU
+            module, budgets, vg.BufferSpec(rows, vg.Mask("mask")), backend=backend, layouts=ON_GPU
         )
         assert torch.equal(bits(encoder.capture()(came, mask=mask))[mask], bits(want)[mask])
 
@@ -112,7 +112,7 @@ def check_outputs_of_all_kinds(backend, device):
             return kinds | {"across": x.mT.contiguous().mT, "none": x[:, :0], "zeros": x * -0.0, "positive": x > 0}
 
     names = ["torch.float64", "torch.bfloat16", "torch.float8_e4m3fn", "across", "none", "zeros", "positive"]
-    outputs = vg.Outputs(**dict.fromkeys(names, vg.Rows()))
+    outputs = vg.outputs.Fields(**dict.fromkeys(names, vg.outputs.Rows()))
     encoder = vg.GraphedEncoder(
         Kinds(), [128], vg.BufferSpec("x", vg.Lengths(), outputs=outputs), backend=backend, layouts=ON_GPU
     )

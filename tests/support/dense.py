@@ -34,7 +34,7 @@ class DenseAttention(nn.Module):
 
 def dense_encoder(module, buffers, layout=None, budgets=(64, 128), inputs=(), **options):
     """Return an encoder of packed rows of 8 numbers."""
-    spec = vg.BufferSpec(vg.PackedRows("x", shape=(8,)), layout or vg.Lengths(), buffers, inputs=inputs)
+    spec = vg.BufferSpec(vg.inputs.Rows("x", shape=(8,)), layout or vg.Lengths(), buffers, inputs=inputs)
     return vg.GraphedEncoder(module, budgets, spec, **({"backend": "tape"} | options))
 
 

@@ -30,10 +30,10 @@ class Segments(nn.Module):
 
 
 SEGMENTS = vg.BufferSpec(
-    vg.PackedRows("x", (8,)),
+    vg.inputs.Rows("x", (8,)),
     vg.Lengths(),
-    [vg.CuSeqlens(), vg.MaxSeqlen()],
-    outputs=vg.Outputs(rows=vg.Rows(), sums=vg.Items(), counts=vg.Items()),
+    [vg.buffers.CuSeqlens(), vg.buffers.MaxSeqlen()],
+    outputs=vg.outputs.Fields(rows=vg.outputs.Rows(), sums=vg.outputs.Items(), counts=vg.outputs.Items()),
 )
 WITH_EMPTY = [[4, 0, 7], [0, 4, 7], [4, 7, 0], [0, 0, 11, 0]]
 
@@ -41,7 +41,7 @@ WITH_EMPTY = [[4, 0, 7], [0, 4, 7], [4, 7, 0], [0, 0, 11, 0]]
 def check_empty_segments(lengths, device="cpu", **options):
     """Compare calls with the module's own answer, whoever sees their lengths."""
     module, rows = Segments().to(device), rows_for([11], device=device)
-    encoder = vg.GraphedEncoder(module, [vg.Budget(64, items=8)], SEGMENTS, **options)
+    encoder = vg.GraphedEncoder(module, [vg.budgets.Budget(64, items=8)], SEGMENTS, **options)
     with torch.no_grad():
         expected = module(rows, torch.tensor(lengths), boundaries(lengths).to(device), max(lengths))
     unseen = [torch.tensor(lengths, device=device), torch.tensor(lengths, dtype=torch.int32, device=device)]

@@ -50,20 +50,20 @@ class Of(nn.Module):
 
 def attention_spec(**changes):
     return vg.BufferSpec(
-        **({"rows": "x", "layout": vg.Lengths(), "buffers": [vg.CuSeqlens(), vg.MaxSeqlen()]} | changes)
+        **({"rows": "x", "layout": vg.Lengths(), "buffers": [vg.buffers.CuSeqlens(), vg.buffers.MaxSeqlen()]} | changes)
     )
 
 
-UNPROVEN = vg.Verify(prove=False)
+UNPROVEN = vg.options.Verify(prove=False)
 """For modules that the proof of new graphs would refuse, rightly."""
 
-ON_GPU = vg.GpuLayouts(simulated=True)
+ON_GPU = vg.options.GpuLayouts(simulated=True)
 """Lets tensors of items on the CPU stand for those on a GPU, which the host does not see."""
 
 SIMULATED = {"backend": "tape", "layouts": ON_GPU}
 """Options with which the tape stands for a GPU."""
 
-BUDGETS = (vg.Budget(64, items=4), vg.Budget(128, items=8))
+BUDGETS = (vg.budgets.Budget(64, items=4), vg.budgets.Budget(128, items=8))
 
 
 def attention_encoder(budgets=BUDGETS, module=None, spec=None, **options):
@@ -74,7 +74,7 @@ def attention_encoder(budgets=BUDGETS, module=None, spec=None, **options):
 
 def encoder_of(module, buffers=(), budgets=BUDGETS, **options):
     """Return an encoder of a module of rows `x` of 8 numbers, described by `lengths`."""
-    spec = vg.BufferSpec(vg.PackedRows("x", shape=(8,)), vg.Lengths(), buffers)
+    spec = vg.BufferSpec(vg.inputs.Rows("x", shape=(8,)), vg.Lengths(), buffers)
     return vg.GraphedEncoder(module, budgets, spec, **(SIMULATED | options))
 
 

@@ -31,12 +31,12 @@ class Layers(nn.Module):
         return output
 
 
-FIELDS = {"last_hidden_state": vg.Rows(), "hidden_states": vg.Rows()}
+FIELDS = {"last_hidden_state": vg.outputs.Rows(), "hidden_states": vg.outputs.Rows()}
 
 
 def layers_encoder(module=None, outputs=None, **options):
     spec = attention_spec(
-        rows=vg.PackedRows("x", shape=(8,)), outputs=vg.Outputs(**FIELDS) if outputs is None else outputs
+        rows=vg.inputs.Rows("x", shape=(8,)), outputs=vg.outputs.Fields(**FIELDS) if outputs is None else outputs
     )
     return attention_encoder(module=Layers() if module is None else module, spec=spec, **options)
 
@@ -62,7 +62,7 @@ def tower_of(family="CLIPVision", device="cpu"):
 
 
 def tower_encoder(tower, outputs=None, **options):
-    declared = vg.Outputs(**FIELDS, pooler_output=vg.Items()) if outputs is None else outputs
+    declared = vg.outputs.Fields(**FIELDS, pooler_output=vg.outputs.Items()) if outputs is None else outputs
     spec = vg.BufferSpec("pixel_values", vg.Batch(), outputs=declared)
     return vg.GraphedEncoder(tower, [1, 2, 4, 8], spec, **options)
 
@@ -84,12 +84,12 @@ def bert(device="cpu"):
 
 def bert_encoder(model, forward, **options):
     spec = vg.BufferSpec(
-        rows=vg.PackedRows("input_ids", shape=(), dtype=torch.int64),
-        layout=vg.PaddedMask("attention_mask"),
-        buffers=[vg.AttentionMask("mask")],
-        outputs=vg.Outputs(**FIELDS, pooler_output=vg.Items()),
+        rows=vg.inputs.Rows("input_ids", shape=(), dtype=torch.int64),
+        layout=vg.Mask("attention_mask"),
+        buffers=[vg.buffers.AttentionMask("mask")],
+        outputs=vg.outputs.Fields(**FIELDS, pooler_output=vg.outputs.Items()),
     )
-    budgets = vg.PaddedLadder(batch=4, length=64)
+    budgets = vg.budgets.PaddedLadder(batch=4, length=64)
     return vg.GraphedEncoder(model, budgets, spec, forward=forward, **options)
 
 

@@ -26,24 +26,24 @@ class Mixed(nn.Module):
 
 def inputs_of(per_row):
     return [
-        vg.PerRow("kinds", dtype=torch.int64, default=1, pad=2),
-        vg.PerItem("t", per_row=per_row),
-        vg.PerItem("label", dtype=torch.int64, pad=4, per_row=per_row),
-        vg.PerCall("scale"),
-        vg.PerCall("prompt", (4, 8)),
+        vg.inputs.PerRow("kinds", dtype=torch.int64, default=1, pad=2),
+        vg.inputs.PerItem("t", per_row=per_row),
+        vg.inputs.PerItem("label", dtype=torch.int64, pad=4, per_row=per_row),
+        vg.inputs.PerCall("scale"),
+        vg.inputs.PerCall("prompt", (4, 8)),
     ]
 
 
 IDS = {"name": "ids", "shape": (), "dtype": torch.int64, "pad": 49}
 SPECS = {
-    "packed": vg.BufferSpec(vg.PackedRows(**IDS), vg.Lengths(), inputs=inputs_of(True)),
-    "padded": vg.BufferSpec(vg.PackedRows(**IDS), vg.PaddedLengths(), inputs=inputs_of(False)),
-    "batch to pack": vg.BufferSpec(vg.PackedRows(**IDS, padded_by="mask"), vg.Lengths(), inputs=inputs_of(True)),
+    "packed": vg.BufferSpec(vg.inputs.Rows(**IDS), vg.Lengths(), inputs=inputs_of(True)),
+    "padded": vg.BufferSpec(vg.inputs.Rows(**IDS), vg.Lengths(padded=True), inputs=inputs_of(False)),
+    "batch to pack": vg.BufferSpec(vg.inputs.Rows(**IDS, padded_by="mask"), vg.Lengths(), inputs=inputs_of(True)),
 }
 BUDGETS = {
-    "packed": [vg.Budget(32, items=3), vg.Budget(96, items=4)],
-    "padded": [vg.Budget.padded(2, 16), vg.Budget.padded(3, 32)],
-    "batch to pack": [vg.Budget(32, items=3), vg.Budget(96, items=4)],
+    "packed": [vg.budgets.Budget(32, items=3), vg.budgets.Budget(96, items=4)],
+    "padded": [vg.budgets.Budget.padded(2, 16), vg.budgets.Budget.padded(3, 32)],
+    "batch to pack": [vg.budgets.Budget(32, items=3), vg.budgets.Budget(96, items=4)],
 }
 
 

@@ -7,8 +7,11 @@ import varlen_graphs as vg
 from tests.support.encoders import Attention
 
 DIM = 8
-BUDGETS = (*(vg.Budget.padded(batch, length) for batch in (1, 4) for length in (16, 48)), vg.Budget.padded(8, 16))
-PACKED_BUDGETS = (vg.Budget(32, items=4), vg.Budget(96, items=8))
+BUDGETS = (
+    *(vg.budgets.Budget.padded(batch, length) for batch in (1, 4) for length in (16, 48)),
+    vg.budgets.Budget.padded(8, 16),
+)
+PACKED_BUDGETS = (vg.budgets.Budget(32, items=4), vg.budgets.Budget(96, items=8))
 
 
 def padded_batch(lengths, length=None, seed=0, fill=torch.nan, dim=DIM):
@@ -59,10 +62,10 @@ class Pooling(nn.Module):
 
 def pooling_encoder(budgets=BUDGETS, **options):
     spec = vg.BufferSpec(
-        vg.PackedRows("x", shape=(DIM,)),
-        vg.PaddedLengths("lengths"),
-        [vg.KeyPaddingMask("real")],
-        vg.Outputs(rows=vg.Rows(), mean=vg.Items(), longest=vg.Items()),
+        vg.inputs.Rows("x", shape=(DIM,)),
+        vg.Lengths("lengths", padded=True),
+        [vg.buffers.Mask("real")],
+        vg.outputs.Fields(rows=vg.outputs.Rows(), mean=vg.outputs.Items(), longest=vg.outputs.Items()),
     )
     return vg.GraphedEncoder(Pooling(), budgets, spec, **({"backend": "tape"} | options))
 
@@ -85,17 +88,17 @@ def halves(table):
 
 def packed_spec(rows=None, layout=None, **changes):
     return vg.BufferSpec(
-        rows or vg.PackedRows("x", shape=(DIM,), padded_by="mask"),
+        rows or vg.inputs.Rows("x", shape=(DIM,), padded_by="mask"),
         layout or vg.Lengths(),
         [
-            vg.CuSeqlens(),
-            vg.MaxSeqlen(),
-            vg.DeviceBuffer("first", lambda table: table.item_starts.clamp(max=table.budget.rows - 1)),
-            vg.DeviceBuffer("halves", halves),
+            vg.buffers.CuSeqlens(),
+            vg.buffers.MaxSeqlen(),
+            vg.buffers.DeviceBuffer("first", lambda table: table.item_starts.clamp(max=table.budget.rows - 1)),
+            vg.buffers.DeviceBuffer("halves", halves),
         ],
-        changes.pop("outputs", vg.Outputs(
-            rows=vg.Rows(), positive=vg.Rows(), first=vg.Items(),
-            halves=vg.Entries(lambda rows: (rows + 1) // 2, lambda budget: budget.rows),
+        changes.pop("outputs", vg.outputs.Fields(
+            rows=vg.outputs.Rows(), positive=vg.outputs.Rows(), first=vg.outputs.Items(),
+            halves=vg.outputs.Entries(lambda rows: (rows + 1) // 2, lambda budget: budget.rows),
         )),
     )  # fmt: skip
 

@@ -9,7 +9,7 @@ from torch import nn
 import varlen_graphs as vg
 
 TOKENS = torch.arange(6)
-IDS = vg.PackedRows("ids", (), dtype=torch.int64)
+IDS = vg.inputs.Rows("ids", (), dtype=torch.int64)
 
 
 class Tokens(nn.Module):
@@ -33,13 +33,13 @@ class Items(Tokens):
 def column(pad):
     return vg.BufferSpec(
         IDS,
-        vg.Lengths(columns=(vg.Column("kind", pad=pad, default=1),)),
-        [vg.DeviceBuffer("kinds", lambda table: table.column("kind")[table.row_item])],
+        vg.Lengths(columns=(vg.layouts.Column("kind", pad=pad, default=1),)),
+        [vg.buffers.DeviceBuffer("kinds", lambda table: table.column("kind")[table.row_item])],
     )
 
 
 def host_buffer(pad):
-    kinds = vg.HostBuffer(
+    kinds = vg.buffers.HostBuffer(
         "kinds", lambda layout: torch.zeros(layout.total, dtype=torch.int64), ("rows",), torch.int64, pad=pad
     )
     return vg.BufferSpec(IDS, vg.Lengths(), [kinds])
@@ -52,14 +52,14 @@ def beside(kind, **options):
 
 
 KINDS = {
-    "rows": (Tokens, lambda pad: vg.BufferSpec(vg.PackedRows("ids", (), torch.int64, pad), vg.Lengths()), "10", {}),
-    "negative rows": (Tokens, lambda pad: vg.BufferSpec(vg.PackedRows("ids", (), torch.int64, -1), vg.Lengths()), "-1", {}),
-    "entries of rows": (Tokens, beside(vg.PerRow), "10", {"kinds": torch.zeros(6, dtype=torch.int64)}),
-    "entries of items": (Items, beside(vg.PerItem), "10", {"kinds": torch.zeros(1, dtype=torch.int64)}),
-    "entries of items for rows": (Tokens, beside(vg.PerItem, per_row=True), "10", {"kinds": [0]}),
+    "rows": (Tokens, lambda pad: vg.BufferSpec(vg.inputs.Rows("ids", (), torch.int64, pad), vg.Lengths()), "10", {}),
+    "negative rows": (Tokens, lambda pad: vg.BufferSpec(vg.inputs.Rows("ids", (), torch.int64, -1), vg.Lengths()), "-1", {}),
+    "entries of rows": (Tokens, beside(vg.inputs.PerRow), "10", {"kinds": torch.zeros(6, dtype=torch.int64)}),
+    "entries of items": (Items, beside(vg.inputs.PerItem), "10", {"kinds": torch.zeros(1, dtype=torch.int64)}),
+    "entries of items for rows": (Tokens, beside(vg.inputs.PerItem, per_row=True), "10", {"kinds": [0]}),
     "a column": (Tokens, column, "10", {}),
     "a host buffer": (Tokens, host_buffer, "10", {}),
-    "a default": (Tokens, beside(vg.PerRow, default=7, pad=1), "7", {}),
+    "a default": (Tokens, beside(vg.inputs.PerRow, default=7, pad=1), "7", {}),
 }  # fmt: skip
 
 
@@ -71,5 +71,7 @@ def check_pads(name, **options):
     most = 2 if more or "kinds" in str(encoder.spec) else 9
     message = f"{module.__name__} is captured with padding, and takes indices from 0 to {most}, but got {value}: "
     for _ in range(2):
-        with pytest.raises(vg.SpecError, match=re.escape(message) + rf"\w+\('\w+', (pad|default)={value}\); declare"):
+        with pytest.raises(
+            vg.errors.SpecError, match=re.escape(message) + rf"\w+\('\w+', (pad|default)={value}\); declare"
+        ):
             encoder(TOKENS.to(device), lengths=[6], **more)

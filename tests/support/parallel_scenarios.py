@@ -94,7 +94,9 @@ def items_are_spread_by_what_rank_0_measured(rank, ranks):
 
 def ranks_that_capture_between_calls(rank, ranks):
     """Each what it wants: one may run eager what another one replays."""
-    encoder = attention_encoder(spec=attention_spec(rows=vg.PackedRows("x", shape=(8,))), capture=vg.Capture(lazy=True))
+    encoder = attention_encoder(
+        spec=attention_spec(rows=vg.inputs.Rows("x", shape=(8,))), capture=vg.options.Capture(lazy=True)
+    )
     both = parallel(encoder)
     for seed, lengths in enumerate(LENGTHS):
         rows = rows_for(lengths, seed)
@@ -115,7 +117,9 @@ def padding_that_holds_nan(rank, ranks):
 
 def a_tower_with_deepstack_features(rank, ranks):
     tower = qwen3_vl_tower()
-    encoder = vg.recipes.qwen3_vl(tower, [vg.Budget(256, items=4), vg.Budget(512, items=8)], **SIMULATED)
+    encoder = vg.recipes.qwen3_vl(
+        tower, [vg.budgets.Budget(256, items=4), vg.budgets.Budget(512, items=8)], **SIMULATED
+    )
     both = parallel(encoder)
     for grid in ([(1, 8, 8)], [(1, 8, 8), (3, 6, 4), (1, 16, 20), (2, 4, 4), (1, 2, 2)], [(8, 8, 8), (1, 14, 14)]):
         rows, grid_thw = pixels(grid), torch.tensor(grid)
@@ -140,9 +144,11 @@ class Several(Attention):
 
 
 def outputs_of_any_structure(rank, ranks):
-    declared = vg.Outputs(pair=vg.Rows(), first=vg.Items(), across=vg.Rows(rows_dim=1), sign=vg.Rows())
-    starts = vg.DeviceBuffer("starts", lambda table: table.item_starts.clamp(max=table.budget.rows - 1))
-    spec = attention_spec(buffers=[vg.CuSeqlens(), vg.MaxSeqlen(), starts], outputs=declared)
+    declared = vg.outputs.Fields(
+        pair=vg.outputs.Rows(), first=vg.outputs.Items(), across=vg.outputs.Rows(rows_dim=1), sign=vg.outputs.Rows()
+    )
+    starts = vg.buffers.DeviceBuffer("starts", lambda table: table.item_starts.clamp(max=table.budget.rows - 1))
+    spec = attention_spec(buffers=[vg.buffers.CuSeqlens(), vg.buffers.MaxSeqlen(), starts], outputs=declared)
     encoder = attention_encoder(module=Several(), spec=spec)
     both = parallel(encoder)
     for more in (True, False, True):
@@ -363,7 +369,7 @@ def a_call_that_needs_gradients_on_one_rank_raises_on_every_rank(rank, ranks):
     both, rows = parallel(attention_encoder()), rows_for([5, 3])
     with (
         torch.enable_grad(),
-        pytest.raises(vg.RankError, match=r"rank 1 was called with .*rows require grad.*rank 0 with"),
+        pytest.raises(vg.errors.RankError, match=r"rank 1 was called with .*rows require grad.*rank 0 with"),
     ):
         both(rows.requires_grad_(rank == 1), lengths=[5, 3])
     check_on_all_ranks(both(rows, lengths=[5, 3]), both.encoder.eager(rows, lengths=[5, 3]))
@@ -374,7 +380,9 @@ def training_is_refused_where_inputs_are_spread(rank, ranks):
     spread, rows = parallel(encoder, inputs="spread"), rows_for([5])
     with torch.enable_grad():
         encoder.train()
-        with pytest.raises(vg.InputError, match="the module is trained: with inputs='spread' outputs of other ranks"):
+        with pytest.raises(
+            vg.errors.InputError, match="the module is trained: with inputs='spread' outputs of other ranks"
+        ):
             spread(rows, lengths=[5])
     encoder.eval()
     assert spread(rows, lengths=[5]).shape == (5 * ranks, 8)
@@ -398,11 +406,15 @@ class Centred(nn.Module):
 
 def a_module_that_keeps_its_first_rows_is_refused(rank, ranks):
     rows, lengths = rows_for([5, 6, 7]), [5, 6, 7]
-    for options in ({"backend": "eager"}, {"backend": "tape", "capture": vg.Capture(lazy=True)}, {"backend": "tape"}):
+    for options in (
+        {"backend": "eager"},
+        {"backend": "tape", "capture": vg.options.Capture(lazy=True)},
+        {"backend": "tape"},
+    ):
         for inputs in ("whole", "spread"):
             encoder = vg.GraphedEncoder(Centred(), [64], vg.BufferSpec("x", vg.Lengths()), **options)
             both = parallel(encoder, inputs=inputs)
-            with pytest.raises(vg.CaptureError, match="Centred keeps what it computes from rows in 'mean'"):
+            with pytest.raises(vg.errors.CaptureError, match="Centred keeps what it computes from rows in 'mean'"):
                 both(rows, lengths=lengths)
             assert encoder.module.mean is None
             expected = encoder.eager(rows, lengths=lengths)
@@ -412,10 +424,14 @@ def a_module_that_keeps_its_first_rows_is_refused(rank, ranks):
 def a_wrong_call_raises_on_every_rank(rank, ranks):
     encoder = attention_encoder(on_miss="error")
     both = parallel(encoder)
-    for wrong, error in (([3, 4], vg.LayoutError), ([6, -1], vg.LayoutError), ([], vg.LayoutError)):
+    for wrong, error in (
+        ([3, 4], vg.errors.LayoutError),
+        ([6, -1], vg.errors.LayoutError),
+        ([], vg.errors.LayoutError),
+    ):
         with pytest.raises(error):
             both(rows_for([5]), lengths=wrong)
-    with pytest.raises(vg.BudgetError, match="item 1 is"):
+    with pytest.raises(vg.errors.BudgetError, match="item 1 is"):
         both(rows_for([5, 300]), lengths=[5, 300])
     for lengths in ([5, 6], [5, 0, 6]):
         check_on_all_ranks(both(rows_for(lengths), lengths=lengths), encoder.eager(rows_for(lengths), lengths=lengths))
@@ -423,7 +439,7 @@ def a_wrong_call_raises_on_every_rank(rank, ranks):
 
 def a_first_call_that_differs_raises_on_every_rank(rank, ranks):
     both = parallel(attention_encoder())
-    with pytest.raises(vg.RankError, match=r"rank 1 was called with .* expected the same call on every rank"):
+    with pytest.raises(vg.errors.RankError, match=r"rank 1 was called with .* expected the same call on every rank"):
         both(rows_for([5 + rank]), lengths=[5 + rank])
     check_on_all_ranks(both(rows_for([5]), lengths=[5]), both.encoder.eager(rows_for([5]), lengths=[5]))
 
@@ -434,14 +450,19 @@ def a_first_call_that_is_wrong_on_one_rank_raises_on_every_rank(rank, ranks):
     reasons = ["off"] if rank == 1 else []  # in one call
     off = {"off": lambda _: reasons.pop() if reasons else None}
     for error, others, options, wrong in (
-        (vg.LayoutError, "rank 1 raised .*LayoutError", {}, {"lengths": [5, 60]}),
-        (vg.InputError, "rank 1 raised .*no argument 'size'", {}, {"lengths": [5, 6], "size": 3}),
-        (vg.BudgetError, "rank 1 raised .*BudgetError", {"on_miss": "error"}, {"lengths": [300], "x": rows_for([300])}),
-        (vg.RankError, "rank 1 was called with .*graphs do not run", off, {"lengths": [5, 6]}),
+        (vg.errors.LayoutError, "rank 1 raised .*LayoutError", {}, {"lengths": [5, 60]}),
+        (vg.errors.InputError, "rank 1 raised .*no argument 'size'", {}, {"lengths": [5, 6], "size": 3}),
+        (
+            vg.errors.BudgetError,
+            "rank 1 raised .*BudgetError",
+            {"on_miss": "error"},
+            {"lengths": [300], "x": rows_for([300])},
+        ),
+        (vg.errors.RankError, "rank 1 was called with .*graphs do not run", off, {"lengths": [5, 6]}),
     ):
         both = parallel(attention_encoder(**options))
         call = {"x": rows, "lengths": [5, 6]}
-        with pytest.raises(error if rank == 1 else vg.RankError, match=None if rank == 1 else others):
+        with pytest.raises(error if rank == 1 else vg.errors.RankError, match=None if rank == 1 else others):
             both(**(call | wrong if rank == 1 else call))
         check_on_all_ranks(both(**call), both.encoder.eager(**call))
 
@@ -465,13 +486,13 @@ def static_arguments_that_ranks_cannot_compare_are_named(rank, ranks):
             (1, object()): may_change,
         }
         for switch, why in refused.items():
-            error = vg.SpecError if why == no_copy else vg.InputError
+            error = vg.errors.SpecError if why == no_copy else vg.errors.InputError
             with pytest.raises(error, match=f"argument 'switch' is .*{why}"):
                 both(rows, lengths=lengths, switch=switch)
             only = {"switch": switch} if rank == 1 else {}
-            with pytest.raises(error if rank == 1 else vg.RankError, match="argument 'switch' is"):
+            with pytest.raises(error if rank == 1 else vg.errors.RankError, match="argument 'switch' is"):
                 parallel(both.encoder, inputs=inputs)(rows, lengths=lengths, **only)
-        for switch in (vg.Rows(every=2), ("on", 1), torch.float16):
+        for switch in (vg.outputs.Rows(every=2), ("on", 1), torch.float16):
             out = both(rows, lengths=lengths, switch=switch)
             assert distance(out[: len(rows)], both.encoder.eager(rows, lengths=lengths)) <= 1e-5
 
@@ -483,7 +504,7 @@ def a_capture_that_fails_on_one_rank_raises_on_every_rank(rank, ranks):
                 raise MemoryError("no memory is left")
             return super().forward(x, cu_seqlens, max_seqlen)
 
-    expected = (MemoryError, "no memory") if rank == 1 else (vg.RankError, "rank 1 raised .* no memory is left")
+    expected = (MemoryError, "no memory") if rank == 1 else (vg.errors.RankError, "rank 1 raised .* no memory is left")
     with pytest.raises(expected[0], match=expected[1]):
         parallel(attention_encoder(module=Fails()))(rows_for([5]), lengths=[5])
 
@@ -491,12 +512,16 @@ def a_capture_that_fails_on_one_rank_raises_on_every_rank(rank, ranks):
 def a_wrong_call_of_one_rank_raises_on_every_rank_where_inputs_are_spread(rank, ranks):
     spread = parallel(attention_encoder(), inputs="spread")
     lengths = [5, 1] if rank == 1 else [5]
-    expected = (vg.LayoutError, "describes 2 items") if rank == 1 else (vg.RankError, "rank 1 raised .*LayoutError")
+    expected = (
+        (vg.errors.LayoutError, "describes 2 items")
+        if rank == 1
+        else (vg.errors.RankError, "rank 1 raised .*LayoutError")
+    )
     with pytest.raises(expected[0], match=expected[1]):
         spread(rows_for([5]), lengths=lengths)
-    with pytest.raises(vg.InputError, match="no rank has items"):
+    with pytest.raises(vg.errors.InputError, match="no rank has items"):
         spread(rows_for([]), lengths=[])
-    with pytest.raises(vg.RankError, match="expected the same call on every rank"):
+    with pytest.raises(vg.errors.RankError, match="expected the same call on every rank"):
         spread(rows_for([5]), lengths=[5], scale=1.5 + rank)
     assert spread(rows_for([5]), lengths=[5]).shape == (5 * ranks, 8)
 
@@ -513,25 +538,29 @@ class Counts(Attention):
 
 
 def values_that_depend_on_the_items_raise_on_every_rank(rank, ranks):
-    spec, lengths = attention_spec(outputs=vg.Outputs(y=vg.Rows())), [5, 6, 7, 30]
+    spec, lengths = attention_spec(outputs=vg.outputs.Fields(y=vg.outputs.Rows())), [5, 6, 7, 30]
     rows = rows_for(lengths)
     for values in (lambda x, _: x.shape[0], lambda _, cu_seqlens: len(cu_seqlens) - 1):
-        for options in ({"backend": "eager"}, {"capture": vg.Capture(lazy=True)}, {}):
+        for options in ({"backend": "eager"}, {"capture": vg.options.Capture(lazy=True)}, {}):
             for inputs in ("whole", "spread"):
                 both = parallel(attention_encoder(module=Counts(values), spec=spec, **options), inputs=inputs)
                 for _ in range(2):
-                    with pytest.raises(vg.SpecError, match="Python values that depend on the items"):
+                    with pytest.raises(vg.errors.SpecError, match="Python values that depend on the items"):
                         both(rows, lengths=lengths)
 
 
 def values_that_only_some_items_change_raise_on_every_rank(rank, ranks):
     """What the first call does not show: one rank finds it, in step with the others."""
-    spec = attention_spec(outputs=vg.Outputs(y=vg.Rows()))
+    spec = attention_spec(outputs=vg.outputs.Fields(y=vg.outputs.Rows()))
     module = Counts(lambda _, cu_seqlens: bool(cu_seqlens.diff().max() > 20))
     both = parallel(attention_encoder(module=module, spec=spec, backend="eager"))
     rows, lengths = rows_for([5, 6, 7]), [5, 6, 7]
     assert both(rows, lengths=lengths)["value"] is False
-    expected = (vg.SpecError, "depend on the items") if rank == 0 else (vg.RankError, r"ranks \[0\] raised an error")
+    expected = (
+        (vg.errors.SpecError, "depend on the items")
+        if rank == 0
+        else (vg.errors.RankError, r"ranks \[0\] raised an error")
+    )
     with pytest.raises(expected[0], match=expected[1]):
         both(rows_for([30, 3, 3]), lengths=[30, 3, 3])
     assert both(rows, lengths=lengths)["value"] is False  # ranks are still in step
@@ -542,7 +571,7 @@ def a_process_outside_of_the_group(rank, ranks):
     if rank < 2:
         check_pair(parallel(attention_encoder(), group=group))
     else:
-        with pytest.raises(vg.SpecError, match="process 2 is not in the group"):
+        with pytest.raises(vg.errors.SpecError, match="process 2 is not in the group"):
             parallel(attention_encoder(), group=group)
 
 
@@ -574,7 +603,7 @@ def an_error_while_one_rank_encodes_raises_on_every_rank(rank, ranks):
         raise MemoryError("no memory is left")
 
     module.before = fail if rank == 1 else lambda: None
-    expected = (MemoryError, "no memory") if rank == 1 else (vg.RankError, r"ranks \[1\] raised an error")
+    expected = (MemoryError, "no memory") if rank == 1 else (vg.errors.RankError, r"ranks \[1\] raised an error")
     with pytest.raises(expected[0], match=expected[1]):
         both(rows, lengths=lengths)
     module.before = lambda: None
@@ -587,7 +616,7 @@ def a_module_that_was_cast_is_told_so(rank, ranks):
     both = parallel(vg.GraphedEncoder(module, [64], vg.BufferSpec("x", vg.Lengths()), backend="eager"))
     both(rows_for([5] * 6), lengths=[5] * 6)
     module.double()
-    with pytest.raises(vg.SpecError, match="make a new DataParallelEncoder"):
+    with pytest.raises(vg.errors.SpecError, match="make a new DataParallelEncoder"):
         both(rows_for([5] * 6), lengths=[5] * 6)
     assert parallel(both.encoder)(rows_for([5] * 6), lengths=[5] * 6).dtype == torch.float64
 
@@ -600,7 +629,7 @@ def a_tracer_sees_the_module_itself_on_every_rank(rank, ranks):
     both = parallel(encoder)
     traced = torch.jit.trace(lambda x: both(x, lengths=[5] * 6), rows)
     torch.testing.assert_close(traced(other), module(other))
-    with pytest.raises(vg.InputError, match="expected inputs='whole'"):
+    with pytest.raises(vg.errors.InputError, match="expected inputs='whole'"):
         torch.jit.trace(lambda x: parallel(encoder, inputs="spread")(x, lengths=[5] * 6), rows)
     torch.testing.assert_close(both(other, lengths=[5] * 6), module(other))  # ranks are in step
 
@@ -617,7 +646,7 @@ def lose(rank, before, **options):
     last = rank == dist.get_world_size() - 1
     module.before = before if last else lambda: None
     start = time.perf_counter()
-    with pytest.raises(vg.RankError, match="a rank of the group did not take part"):
+    with pytest.raises(vg.errors.RankError, match="a rank of the group did not take part"):
         both(rows_for([5] * 6), lengths=[5] * 6)
     return time.perf_counter() - start
 

@@ -16,7 +16,7 @@ SIZES = {
 CLASSES = {"pix2struct": "Pix2StructVision", "kosmos2_5": "Kosmos2_5Vision"}
 """Beginnings of the names of configurations and towers, by the names of their files."""
 
-BUDGETS = [vg.Budget.padded(2, 16), vg.Budget.padded(4, 48)]
+BUDGETS = [vg.budgets.Budget.padded(2, 16), vg.budgets.Budget.padded(4, 48)]
 
 
 def patches_tower(kind):

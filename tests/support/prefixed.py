@@ -9,7 +9,7 @@ from tests.support.towers import distance, equal_bits
 
 DIM, HEADS, PREFIX = 32, 2, 3
 PARTS = ("kept", "dropped", "only")
-BUDGETS = (vg.Budget(64, items=4, max_seqlen=48), vg.Budget(160, items=6))
+BUDGETS = (vg.budgets.Budget(64, items=4, max_seqlen=48), vg.budgets.Budget(160, items=6))
 
 
 class Prefixed(nn.Module):
@@ -37,17 +37,17 @@ class Prefixed(nn.Module):
 
 def prefixed(layout=None, backend="tape", module=None, **options):
     spec = vg.BufferSpec(
-        rows=vg.PackedRows("x", (8,)),
-        layout=layout or vg.GridHW("sizes", prefix=PREFIX),
+        rows=vg.inputs.Rows("x", (8,)),
+        layout=layout or vg.layouts.GridHW("sizes", prefix=PREFIX),
         buffers=[
-            vg.PrefixIndex(),
-            vg.CuSeqlens(),
-            vg.MaxSeqlen(),
+            vg.buffers.PrefixIndex(),
+            vg.buffers.CuSeqlens(),
+            vg.buffers.MaxSeqlen(),
             vg.buffers.AttentionSchedule(heads=HEADS, head_dim=DIM // HEADS),
         ],
-        outputs={part: vg.Rows(prefix=part) for part in PARTS},
+        outputs={part: vg.outputs.Rows(prefix=part) for part in PARTS},
     )
-    options = {"verify": vg.Verify(strict=True)} | options
+    options = {"verify": vg.options.Verify(strict=True)} | options
     return vg.GraphedEncoder(module or Prefixed(), BUDGETS, spec, backend=backend, **options)
 
 
@@ -107,11 +107,16 @@ class Joint(nn.Module):
 
 
 JOINT = vg.BufferSpec(
-    vg.PackedRows("x", (8,)),
-    vg.GridHW("sizes", prefix=4),
-    [vg.PrefixIndex("join", per_item=True), vg.PrefixIndex("part", inverse=True), vg.CuSeqlens(), vg.MaxSeqlen()],
-    {"image": vg.Rows(), "text": vg.Items()},
-    inputs=[vg.PerItem("text", (4, 6))],
+    vg.inputs.Rows("x", (8,)),
+    vg.layouts.GridHW("sizes", prefix=4),
+    [
+        vg.buffers.PrefixIndex("join", per_item=True),
+        vg.buffers.PrefixIndex("part", inverse=True),
+        vg.buffers.CuSeqlens(),
+        vg.buffers.MaxSeqlen(),
+    ],
+    {"image": vg.outputs.Rows(), "text": vg.outputs.Items()},
+    inputs=[vg.inputs.PerItem("text", (4, 6))],
 )
 
 

@@ -13,7 +13,7 @@ PRELUDE = """
     import varlen_graphs as vg
     from tests.support.encoders import Attention, attention_encoder, attention_spec
 
-    spec = attention_spec(rows=vg.PackedRows("x", shape=(8,)))
+    spec = attention_spec(rows=vg.inputs.Rows("x", shape=(8,)))
     rows = torch.ones(6, 8)
 
     class Slow(Attention):

@@ -8,7 +8,7 @@ from tests.support.leftovers import keep_leftovers
 from tests.support.towers import distance, equal_bits
 
 DIM = 8
-BUDGETS = (vg.Budget.padded(2, 32), vg.Budget.padded(4, 64))
+BUDGETS = (vg.budgets.Budget.padded(2, 32), vg.budgets.Budget.padded(4, 64))
 
 
 def half(rows):
@@ -43,10 +43,10 @@ class Subsampling(nn.Module):
 
 
 SUBSAMPLING = vg.BufferSpec(
-    rows=vg.PackedRows("x", (DIM,)),
-    layout=vg.PaddedLengths("lengths"),
-    buffers=[vg.KeyPaddingMask("half_mask", of_item=half), vg.KeyPaddingMask("mask", of_item=quarter)],
-    outputs=vg.Entries(quarter),
+    rows=vg.inputs.Rows("x", (DIM,)),
+    layout=vg.Lengths("lengths", padded=True),
+    buffers=[vg.buffers.Mask("half_mask", of_item=half), vg.buffers.Mask("mask", of_item=quarter)],
+    outputs=vg.outputs.Entries(quarter),
 )
 
 
@@ -63,7 +63,9 @@ class Waveform(nn.Module):
         return self.second(self.first(x[:, None]).relu()).mT
 
 
-WAVEFORM = vg.BufferSpec(vg.PackedRows("x", ()), vg.PaddedLengths("lengths"), outputs=vg.Entries(frames))
+WAVEFORM = vg.BufferSpec(
+    vg.inputs.Rows("x", ()), vg.Lengths("lengths", padded=True), outputs=vg.outputs.Entries(frames)
+)
 
 
 class Pooled(nn.Module):
@@ -74,14 +76,14 @@ class Pooled(nn.Module):
 
 
 POOLED = vg.BufferSpec(
-    vg.PackedRows("x", (DIM,)),
-    vg.PaddedLengths("lengths"),
-    outputs={"pooled": vg.Rows(every=2), "doubled": vg.Entries(lambda rows: 2 * rows)},
+    vg.inputs.Rows("x", (DIM,)),
+    vg.Lengths("lengths", padded=True),
+    outputs={"pooled": vg.outputs.Rows(every=2), "doubled": vg.outputs.Entries(lambda rows: 2 * rows)},
 )
 
 
 def shrinking(module, spec, **options):
-    options = {"backend": "tape", "verify": vg.Verify(strict=True)} | options
+    options = {"backend": "tape", "verify": vg.options.Verify(strict=True)} | options
     return vg.GraphedEncoder(module, BUDGETS, spec, **options)
 
 

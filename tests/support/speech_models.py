@@ -92,7 +92,7 @@ SQUEEZED = {
 
 MODELS = {**RAGGED, **ALONE, **SQUEEZED}
 
-FEW, MANY = [vg.Budget.padded(2, 160), vg.Budget.padded(4, 400)], [vg.Budget.padded(4, 4000)]
+FEW, MANY = [vg.budgets.Budget.padded(2, 160), vg.budgets.Budget.padded(4, 400)], [vg.budgets.Budget.padded(4, 4000)]
 """Budgets, and those for Moonshine, which needs 895 samples for a frame."""
 
 LENGTHS = [[300, 77, 150], [200], [149] * 5, [400, 33]]
@@ -117,7 +117,7 @@ def speech_model(name, dtype=torch.float32):
 def speech_encoder(name, model=None, proven=True, **options):
     """Return the encoder of a model, with graphs that are proven unless that takes too long."""
     budgets = MANY if name == "moonshine" else FEW if proven else FEW[1:]
-    options = {"backend": "tape", "verify": vg.Verify(strict=True, prove=proven)} | options
+    options = {"backend": "tape", "verify": vg.options.Verify(strict=True, prove=proven)} | options
     return vg.recipes.speech(speech_model(name) if model is None else model, budgets, **options)
 
 

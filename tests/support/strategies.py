@@ -5,7 +5,7 @@ import math
 from hypothesis import strategies as st
 
 import varlen_graphs as vg
-from varlen_graphs.layout.needs import Demand
+from varlen_graphs.layouts.needs import Demand
 from varlen_graphs.routing.costs import Costs
 
 
@@ -22,7 +22,7 @@ def tables(draw, merge=1):
     items = draw(grids(merge=merge))
     layout = vg.GridTHW(merge=merge)
     rows = sum(t * h * w for t, h, w in items)
-    budget = vg.Budget(
+    budget = vg.budgets.Budget(
         rows=rows + draw(st.integers(0, 30)),
         items=len(items) + draw(st.integers(0, 3)),
         segments=sum(t for t, _, _ in items) + draw(st.integers(0, 5)),
@@ -35,12 +35,14 @@ def make_table(items, budget, layout):
     import torch
 
     padding = [(0,) * len(items[0])] * (budget.items - len(items))
-    return vg.layout.ItemTable(torch.tensor([*items, *padding]), budget, layout)
+    return vg.layouts.ItemTable(torch.tensor([*items, *padding]), budget, layout)
 
 
 demands = st.builds(Demand, st.integers(1, 600), st.integers(1, 6), st.integers(1, 300), st.integers(1, 3))
 
-budgets = st.builds(vg.Budget, st.integers(64, 1500), st.integers(1, 8), st.integers(1, 16), st.integers(100, 400))
+budgets = st.builds(
+    vg.budgets.Budget, st.integers(64, 1500), st.integers(1, 8), st.integers(1, 16), st.integers(100, 400)
+)
 
 
 @st.composite

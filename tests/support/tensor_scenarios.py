@@ -60,7 +60,7 @@ class Block(nn.Module):
         return x + self.down(self.up(self.norm(x)).relu())
 
 
-SPEC = attention_spec(rows=vg.PackedRows("x", shape=(DIM,)))
+SPEC = attention_spec(rows=vg.inputs.Rows("x", shape=(DIM,)))
 
 PLAN = {
     **{name: ColwiseParallel() for name in ("query", "key", "value", "up")},
@@ -87,7 +87,7 @@ def linears(plan, mesh):
     module = nn.Sequential(nn.Linear(DIM, 2 * DIM), nn.GELU(), nn.Linear(2 * DIM, DIM))
     alone = copy.deepcopy(module).requires_grad_(False)
     parallelize_module(module, mesh, plan)
-    spec = vg.BufferSpec(vg.PackedRows("input", shape=(DIM,)), vg.Lengths())
+    spec = vg.BufferSpec(vg.inputs.Rows("input", shape=(DIM,)), vg.Lengths())
     return alone, vg.parallel.TensorParallelEncoder(vg.GraphedEncoder(module, [64], spec, backend="tape"))
 
 
@@ -138,7 +138,9 @@ def other_towers(rank, ranks):
 def compare_towers(tower, recipe, grids=GRIDS):
     alone = copy.deepcopy(tower)
     parallelize_module(tower, mesh(), vg.parallel.tensor_plan(tower))
-    encoder = recipe(tower, [vg.Budget(256, items=4, segments=64), vg.Budget(512, items=8, segments=64)], **SIMULATED)
+    encoder = recipe(
+        tower, [vg.budgets.Budget(256, items=4, segments=64), vg.budgets.Budget(512, items=8, segments=64)], **SIMULATED
+    )
     both = vg.parallel.TensorParallelEncoder(encoder)
     for seed, grid in enumerate(grids):
         rows, grid_thw = pixels(grid, seed), torch.tensor(grid)
@@ -198,7 +200,7 @@ def shards_that_move_are_found(rank, ranks):
     rows = rows_for([5, 6], dim=DIM)
     expected = both(rows, lengths=[5, 6])
     both.module.up.weight._local_tensor = both.module.up.weight._local_tensor.clone()
-    with pytest.raises(vg.StaleGraphError, match=r"'up\.weight' was moved"):
+    with pytest.raises(vg.errors.StaleGraphError, match=r"'up\.weight' was moved"):
         both.check()
     both.encoder.release()
     check_on_all_ranks(both(rows, lengths=[5, 6]), expected)
@@ -247,14 +249,14 @@ def a_warm_up_file_of_rank_0_holds_for_all(rank, ranks):
     alone = copy.deepcopy(module)
     parallelize_module(module, mesh(), PLAN)
     encoder = vg.GraphedEncoder(
-        module, BUDGETS, SPEC, backend="tape", capture=vg.Capture(warmup=path if rank == 0 else None)
+        module, BUDGETS, SPEC, backend="tape", capture=vg.options.Capture(warmup=path if rank == 0 else None)
     )
     assert encoder.costs.measured is (rank == 0)
     both = vg.parallel.TensorParallelEncoder(encoder)
     assert encoder.executor.store.budgets.known == set(BUDGETS)
     assert encoder.costs.as_json() == costs.as_json()
     with pytest.warns(UserWarning, match="was written for another setup: weights is .*It is ignored"):
-        alone = vg.GraphedEncoder(alone, BUDGETS, SPEC, backend="tape", capture=vg.Capture(warmup=path))
+        alone = vg.GraphedEncoder(alone, BUDGETS, SPEC, backend="tape", capture=vg.options.Capture(warmup=path))
     for lengths in LENGTHS:
         check_on_all_ranks(
             both(rows_for(lengths, dim=DIM), lengths=lengths), alone.eager(rows_for(lengths, dim=DIM), lengths=lengths)
@@ -282,7 +284,7 @@ class Fails(Block):
         return y
 
 
-OTHER_BUDGETS = [vg.Budget(96, items=4), vg.Budget(192, items=8)]
+OTHER_BUDGETS = [vg.budgets.Budget(96, items=4), vg.budgets.Budget(192, items=8)]
 """Not of as many rows as what is run before the capture to check the declaration."""
 
 
@@ -309,7 +311,9 @@ def what_fails_on_one_rank_raises_on_all(rank, ranks):
     """In a run before the capture, and at all budgets."""
     for runs in {32: 1}, {96: 1, 192: 2}:
         _, both = encoders(Fails(runs if rank == 1 else {}), budgets=OTHER_BUDGETS)
-        expected = (RuntimeError, "no luck") if rank == 1 else (vg.RankError, "rank 1 raised an error: .*no luck")
+        expected = (
+            (RuntimeError, "no luck") if rank == 1 else (vg.errors.RankError, "rank 1 raised an error: .*no luck")
+        )
         with pytest.raises(expected[0], match=expected[1]):
             both(rows_for([5], dim=DIM), lengths=[5])
         check_on_all_ranks(
@@ -318,7 +322,7 @@ def what_fails_on_one_rank_raises_on_all(rank, ranks):
 
 
 def ranks_with_other_budgets_are_told_so(rank, ranks):
-    with pytest.raises(vg.RankError, match="rank 1 was called with"):
+    with pytest.raises(vg.errors.RankError, match="rank 1 was called with"):
         encoders(budgets=[64, 128] if rank == 1 else [64])
 
 
@@ -328,7 +332,7 @@ def ranks_with_other_budgets_are_told_so(rank, ranks):
 def a_sharded_module_needs_the_ranks_to_agree(rank, ranks):
     _, both = encoders()
     encoder = vg.GraphedEncoder(both.module, BUDGETS, SPEC, **SIMULATED)
-    with pytest.raises(vg.SpecError, match=r"make calls through vg\.parallel\.TensorParallelEncoder"):
+    with pytest.raises(vg.errors.SpecError, match=r"make calls through vg\.parallel\.TensorParallelEncoder"):
         encoder(rows_for([5], dim=DIM), lengths=[5])
     check_on_all_ranks(encoder.eager(rows_for([5], dim=DIM), lengths=[5]), both(rows_for([5], dim=DIM), lengths=[5]))
 
@@ -348,13 +352,13 @@ def plans_that_cannot_be(rank, ranks):
         tower = qwen3_vl_tower(num_heads=6, hidden_size=96)
         parallelize_module(tower, mesh(), plan)
         both = vg.parallel.TensorParallelEncoder(vg.recipes.qwen3_vl(tower, [256], backend="tape"))
-        with pytest.raises(vg.SpecError, match=message):
+        with pytest.raises(vg.errors.SpecError, match=message):
             both(pixels(GRIDS[0]), grid_thw=GRIDS[0])
     _, both = linears({"2": ColwiseParallel(use_local_output=False)}, mesh())
-    with pytest.raises(vg.SpecError, match=r"output is sharded over ranks, .*Shard\(dim="):
+    with pytest.raises(vg.errors.SpecError, match=r"output is sharded over ranks, .*Shard\(dim="):
         both(rows_for([5], dim=DIM), lengths=[5])
     tower = qwen3_vl_tower(num_heads=1)
-    with pytest.raises(vg.SpecError, match=f"1 head cannot be divided among {ranks} ranks"):
+    with pytest.raises(vg.errors.SpecError, match=f"1 head cannot be divided among {ranks} ranks"):
         parallelize_module(tower, mesh(), vg.parallel.tensor_plan(tower))
 
 
@@ -375,11 +379,11 @@ def lose(rank, both, before):
     if rank == dist.get_world_size() - 1:
         before()
     start = time.perf_counter()
-    with pytest.raises(vg.RankError, match="a rank of the group died, hangs, raised an error"):
+    with pytest.raises(vg.errors.RankError, match="a rank of the group died, hangs, raised an error"):
         both(rows_for([5, 6], dim=DIM), lengths=[5, 6])
     seconds = time.perf_counter() - start
     for call in (lambda: both(rows_for([5, 6], dim=DIM), lengths=[5, 6]), both.check, both.capture):
-        with pytest.raises(vg.RankError, match="cannot be used any more: end the process"):
+        with pytest.raises(vg.errors.RankError, match="cannot be used any more: end the process"):
             call()
     assert time.perf_counter() - start < seconds + 1  # it is told at once
     return seconds

@@ -111,8 +111,8 @@ REFUSED = {
 }
 """Models that graphs cannot run, and why."""
 
-BUDGETS = [vg.Budget(64, items=4), vg.Budget(256, items=16)]
-PADDED_BUDGETS = vg.PaddedLadder(batch=8, length=64, min_length=32, step=2)
+BUDGETS = [vg.budgets.Budget(64, items=4), vg.budgets.Budget(256, items=16)]
+PADDED_BUDGETS = vg.budgets.PaddedLadder(batch=8, length=64, min_length=32, step=2)
 LENGTHS = [[40, 3, 64, 1, 17], [5], [20, 7], [64], [1, 1, 2, 33, 8, 9]]
 
 
@@ -144,7 +144,7 @@ def text_model(name, dtype=torch.float32, **changes):
 def text_encoder(name, model=None, **options):
     """Return the encoder of a model, that refuses what it cannot prove."""
     budgets = BUDGETS if name in PACKED else PADDED_BUDGETS
-    options = {"backend": "tape", "verify": vg.Verify(strict=True)} | options
+    options = {"backend": "tape", "verify": vg.options.Verify(strict=True)} | options
     return vg.recipes.packed_text(text_model(name) if model is None else model, budgets, **options)
 
 

@@ -15,7 +15,7 @@ SMALL = {
 WINDOW = 8
 """How far a token of ModernBERT sees in layers with windows: much less than the texts are long."""
 
-BUDGETS = [vg.Budget.padded(2, 24), vg.Budget.padded(4, 64)]
+BUDGETS = [vg.budgets.Budget.padded(2, 24), vg.budgets.Budget.padded(4, 64)]
 
 TEXTS = [[60, 33, 64, 1], [5], [20, 7], [64] * 4, [24, 1, 2, 33, 8]]
 
@@ -53,23 +53,23 @@ def two_masks(model, input_ids, full, sliding):
 def masks_of(name, **options):
     """Return the masks that a model computes by itself, and the forward that takes them."""
     if name == "modernbert":
-        sliding = vg.AttentionMask("sliding", window=(WINDOW, WINDOW), **options)
-        return [vg.AttentionMask("full", **options), sliding], two_masks
-    return [vg.AttentionMask("mask", causal=name == "clip", **options)], one_mask
+        sliding = vg.buffers.AttentionMask("sliding", window=(WINDOW, WINDOW), **options)
+        return [vg.buffers.AttentionMask("full", **options), sliding], two_masks
+    return [vg.buffers.AttentionMask("mask", causal=name == "clip", **options)], one_mask
 
 
 def text_encoder(name, model, masks=None, forward=one_mask, declared_by="user", **options):
     """Return an encoder of a model in padded batches; without `masks`, with its own."""
     if masks is None:
         masks, forward = masks_of(name)
-    outputs = {"last_hidden_state": vg.Rows()}
+    outputs = {"last_hidden_state": vg.outputs.Rows()}
     if name in ("bert", "clip"):
-        outputs["pooler_output"] = vg.Items()
+        outputs["pooler_output"] = vg.outputs.Items()
     spec = vg.BufferSpec(
-        rows=vg.PackedRows("input_ids", shape=(), dtype=torch.int64),
-        layout=vg.PaddedMask("attention_mask"),
+        rows=vg.inputs.Rows("input_ids", shape=(), dtype=torch.int64),
+        layout=vg.Mask("attention_mask"),
         buffers=masks,
-        outputs=vg.Outputs(**outputs),
+        outputs=vg.outputs.Fields(**outputs),
         declared_by=declared_by,
     )
     return vg.GraphedEncoder(model, BUDGETS, spec, forward=forward, **({"backend": "tape"} | options))

@@ -7,7 +7,7 @@ import varlen_graphs as vg
 from tests.support.encoders import BUDGETS, rows_for
 
 DIM = 5
-ENTRIES = vg.Entries(lambda rows: -(-rows // 3), lambda budget: (budget.rows + 2 * budget.items) // 3)
+ENTRIES = vg.outputs.Entries(lambda rows: -(-rows // 3), lambda budget: (budget.rows + 2 * budget.items) // 3)
 
 
 class Thirds(nn.Module):
@@ -29,16 +29,18 @@ def entry(table):
 
 
 def thirds_encoder(budgets=BUDGETS, entries=ENTRIES, **options):
-    across = vg.Entries(entries.of_item, entries.at_budget, rows_dim=1)
+    across = vg.outputs.Entries(entries.of_item, entries.at_budget, rows_dim=1)
     spec = vg.BufferSpec(
-        rows=vg.PackedRows("x", shape=(DIM,)),
-        layout=vg.Lengths(columns=(vg.Column("longest", pad=1, function=lambda call: [max(call.rows)] * len(call)),)),
+        rows=vg.inputs.Rows("x", shape=(DIM,)),
+        layout=vg.Lengths(
+            columns=(vg.layouts.Column("longest", pad=1, function=lambda call: [max(call.rows)] * len(call)),)
+        ),
         buffers=[
-            vg.DeviceBuffer("entry", entry, any_segments=False),
-            vg.DeviceBuffer("active", lambda table: table.row_active, any_segments=False),
-            vg.DeviceBuffer("entries", lambda table: ENTRIES.at_budget(table.budget), any_segments=False),
+            vg.buffers.DeviceBuffer("entry", entry, any_segments=False),
+            vg.buffers.DeviceBuffer("active", lambda table: table.row_active, any_segments=False),
+            vg.buffers.DeviceBuffer("entries", lambda table: ENTRIES.at_budget(table.budget), any_segments=False),
         ],
-        outputs=vg.Outputs(sums=entries, across=across, rows=vg.Rows()),
+        outputs=vg.outputs.Fields(sums=entries, across=across, rows=vg.outputs.Rows()),
     )
     return vg.GraphedEncoder(Thirds(), budgets, spec, **({"backend": "tape"} | options))
 

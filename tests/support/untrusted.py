@@ -54,16 +54,19 @@ class Target:
 
 LAYOUTS = {
     "grid": (lambda: vg.GridTHW("layout", merge=2), {"layout": [(1, 2, 2), (2, 2, 2)]}),
-    "sizes": (lambda: vg.GridHW("layout"), {"layout": [(2, 2), (2, 4)]}),
+    "sizes": (lambda: vg.layouts.GridHW("layout"), {"layout": [(2, 2), (2, 4)]}),
     "lengths": (lambda: vg.Lengths("layout"), {"layout": [5, 7]}),
-    "column": (lambda: vg.Lengths("layout", (vg.Column("kind"),)), {"layout": [5, 7], "kind": [1, -2]}),
-    "optional": (lambda: vg.Lengths("layout", (vg.Column("kind", default=3),)), {"layout": [5, 7], "kind": [1, None]}),
+    "column": (lambda: vg.Lengths("layout", (vg.layouts.Column("kind"),)), {"layout": [5, 7], "kind": [1, -2]}),
+    "optional": (
+        lambda: vg.Lengths("layout", (vg.layouts.Column("kind", default=3),)),
+        {"layout": [5, 7], "kind": [1, None]},
+    ),
     "nested": (
-        lambda: vg.Lengths("layout", (vg.layout.NestedColumn("kind"),)),
+        lambda: vg.Lengths("layout", (vg.layouts.NestedColumn("kind"),)),
         {"layout": [5, 3, 4], "kind": [[1, 2], [3]]},
     ),
-    "mask": (lambda: vg.PaddedMask("layout"), {"layout": [[1] * 5 + [0], [1] * 6]}),
-    "padded_lengths": (lambda: vg.PaddedLengths("layout"), {"layout": [5, 6]}),
+    "mask": (lambda: vg.Mask("layout"), {"layout": [[1] * 5 + [0], [1] * 6]}),
+    "padded_lengths": (lambda: vg.Lengths("layout", padded=True), {"layout": [5, 6]}),
     "batch_to_pack": (lambda: vg.Lengths("layout"), {"layout": [5, 6], "real": [[1] * 5 + [0], [1] * 6]}),
 }
 """A declaration and a good call for each kind of layout; both arguments of a call may be attacked."""
@@ -92,17 +95,23 @@ def target(name, device):
     layout = make()
     batched = layout.padded or "real" in good
     rows = torch.randn(*((2, 6) if batched else (ROWS,)), DIM, generator=torch.Generator().manual_seed(0)).to(device)
-    buffers = [] if layout.padded else [vg.CuSeqlens(per="frame" if layout.has_frames else "item"), vg.MaxSeqlen()]
+    buffers = (
+        []
+        if layout.padded
+        else [vg.buffers.CuSeqlens(per="frame" if layout.has_frames else "item"), vg.buffers.MaxSeqlen()]
+    )
     if layout.has_frames:
-        buffers[1] = vg.MaxSeqlen(per="frame")
+        buffers[1] = vg.buffers.MaxSeqlen(per="frame")
     if layout.columns:
         buffers.append(
-            vg.DeviceBuffer("scale", lambda table: 1 / (2 + table.column("kind")[table.row_item].float().tanh()))
+            vg.buffers.DeviceBuffer(
+                "scale", lambda table: 1 / (2 + table.column("kind")[table.row_item].float().tanh())
+            )
         )
-    packed = vg.PackedRows("x", (DIM,), padded_by="real" if "real" in good else None)
+    packed = vg.inputs.Rows("x", (DIM,), padded_by="real" if "real" in good else None)
     encoder = vg.GraphedEncoder(
         (Padded() if layout.padded else Encoder()).to(device),
-        [vg.Budget.padded(4, 8)] if layout.padded else [vg.Budget(64, items=16, segments=16)],
+        [vg.budgets.Budget.padded(4, 8)] if layout.padded else [vg.budgets.Budget(64, items=16, segments=16)],
         vg.BufferSpec(packed, layout, buffers),
         **({"backend": "cuda"} if device == "cuda" else SIMULATED),
     )
@@ -123,7 +132,7 @@ def attack(name, arguments, device="cpu"):
         assert output.isfinite().all()
         assert output.shape == attacked.rows.shape
         assert is_legal(name, (attacked.good | arguments)["layout"])
-    except vg.VarlenGraphsError as error:
+    except vg.errors.VarlenGraphsError as error:
         assert len(str(error)) < 1500  # noqa: PT017 - not every value is wrong
         assert output is None or output.isnan().all()
     assert equal_bits(encoder(attacked.rows, **attacked.good), attacked.expected)

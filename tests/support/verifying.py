@@ -17,7 +17,7 @@ CALLS = calls_of([60, 40, 3], [5, 9], [2])
 
 def refused(encoder, calls=CALLS):
     """Verify calls, and return the error that this raises."""
-    with pytest.raises(vg.VerificationError) as error:
+    with pytest.raises(vg.errors.VerificationError) as error:
         encoder.verify(calls)
     return str(error.value)
 

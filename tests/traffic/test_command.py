@@ -17,7 +17,7 @@ CALLS = {Size(200, 1, 1, 200, 200): 30, Size(700, 3, 3, 300, 300): 10, Size(1500
 def traces(tmp_path):
     """The same calls, without costs and with them."""
     costs = vg.routing.Costs(
-        {vg.Budget(rows): rows / 256 for rows in (256, 2048)}, 1e-6, host=5.0, bytes_per_row=2.0**15
+        {vg.budgets.Budget(rows): rows / 256 for rows in (256, 2048)}, 1e-6, host=5.0, bytes_per_row=2.0**15
     )
     for name, known in (("bare", None), ("measured", costs)):
         trace = vg.traffic.Trace(known)

@@ -16,9 +16,9 @@ import varlen_graphs as vg
 from benchmarks.traces import rows_of, trace
 from tests.support.encoders import attention_encoder, attention_spec
 from tests.support.towers import distance, pixels, qwen2_tower
-from varlen_graphs.layout.budgets import row_count_for
-from varlen_graphs.layout.memory_size import SCRATCH
-from varlen_graphs.layout.needs import Demand
+from varlen_graphs.budgets.ladder import row_count_for
+from varlen_graphs.budgets.memory_size import SCRATCH
+from varlen_graphs.layouts.needs import Demand
 from varlen_graphs.routing.costs import REPLAY_ROWS
 from varlen_graphs.routing.packing import pack
 from varlen_graphs.traffic.planning import ASSUMED, evaluate
@@ -42,7 +42,7 @@ def measured(draw):
     rows = sorted(draw(st.sets(st.integers(1, 60).map(lambda n: 32 * n), min_size=1, max_size=5)))
     rises = draw(st.lists(st.sampled_from([0.0, 1e-12, 0.1, 1.0, 7.5]), min_size=len(rows), max_size=len(rows)))
     costs = itertools.accumulate(rises, initial=draw(st.floats(0.1, 5)))
-    replays = {vg.Budget(count): cost for count, cost in zip(rows, [*costs][1:], strict=True)}
+    replays = {vg.budgets.Budget(count): cost for count, cost in zip(rows, [*costs][1:], strict=True)}
     return vg.routing.Costs(replays, per_square=1e-6, host=3.0, bytes_per_row=draw(st.sampled_from([None, 1000.0])))
 
 
@@ -82,7 +82,7 @@ def test_no_other_budgets_cost_less_whatever_they_have_room_for(calls, most, cos
     """Room for items, segments and their lengths taken from any call: budgets that do not nest are among these."""
     rooms = itertools.product(*({size[at] for size in calls} for at in (1, 2, 3)))
     rows = {row_count_for(size.rows) for size in calls}
-    budgets = [vg.Budget(count, *room) for count, room in itertools.product(rows, rooms)]
+    budgets = [vg.budgets.Budget(count, *room) for count, room in itertools.product(rows, rooms)]
     least = min(
         sum(
             count * min((replay_cost(b.rows, costs) for b in chosen if b.holds(*size[:4])), default=float("inf"))
@@ -113,9 +113,9 @@ def least_cost(calls, most, costs):
     return best[-1]
 
 
-falling = st.dictionaries(st.integers(1, 300).map(lambda n: vg.Budget(32 * n)), st.floats(0.1, 50), min_size=1).map(
-    lambda replays: vg.routing.Costs(replays, host=3.0)
-)
+falling = st.dictionaries(
+    st.integers(1, 300).map(lambda n: vg.budgets.Budget(32 * n)), st.floats(0.1, 50), min_size=1
+).map(lambda replays: vg.routing.Costs(replays, host=3.0))
 
 
 @settings(max_examples=60)
@@ -163,10 +163,10 @@ def test_more_graphs_never_cost_more(calls, most):
 
 @given(histograms, st.integers(1, 9), st.integers(1, 1300))
 def test_a_plan_keeps_to_its_memory_and_loses_no_call(calls, most, rows):
-    costs = vg.routing.Costs({vg.Budget(64): 1.0, vg.Budget(2048): 9.0}, host=3.0, bytes_per_row=1000.0)
+    costs = vg.routing.Costs({vg.budgets.Budget(64): 1.0, vg.budgets.Budget(2048): 9.0}, host=3.0, bytes_per_row=1000.0)
     try:
         plan = vg.traffic.plan(trace_of(calls), max_graphs=most, max_memory=SCRATCH + rows * 1000, costs=costs)
-    except vg.BudgetError:
+    except vg.errors.BudgetError:
         largest = rows // 16 * 16
         assert all(size.largest > largest for size in calls) or not largest
         return
@@ -177,7 +177,9 @@ def test_a_plan_keeps_to_its_memory_and_loses_no_call(calls, most, rows):
 
 
 def test_what_is_too_large_is_parted_or_runs_eager():
-    costs = vg.routing.Costs({vg.Budget(256): 1.0, vg.Budget(1024): 2.0}, host=3.0, bytes_per_row=2.0**20)
+    costs = vg.routing.Costs(
+        {vg.budgets.Budget(256): 1.0, vg.budgets.Budget(1024): 2.0}, host=3.0, bytes_per_row=2.0**20
+    )
     calls = {
         Size(1500, 6, 12, 250, 250): 10,
         Size(900, 1, 1, 900, 900): 3,
@@ -185,13 +187,13 @@ def test_what_is_too_large_is_parted_or_runs_eager():
         Size(300, 1, 1, 300, 300): 5,
     }
     plan = vg.traffic.plan(trace_of(calls), max_memory="576 MiB", costs=costs)  # 512 rows
-    assert plan.replays == {vg.Budget(320, 1, 1): 5, vg.Budget(512, 6, 12): 30}
+    assert plan.replays == {vg.budgets.Budget(320, 1, 1): 5, vg.budgets.Budget(512, 6, 12): 30}
     assert plan.eager == 5
     assert plan.rows == 10 * 1500 + 5 * 300
     assert plan.padding == 5 * 20 + 10 * (3 * 512 - 1500)
 
 
-LIMITED = vg.routing.Costs({vg.Budget(64): 5.0, vg.Budget(2048): 20.0}, host=3.0, bytes_per_row=1000.0)
+LIMITED = vg.routing.Costs({vg.budgets.Budget(64): 5.0, vg.budgets.Budget(2048): 20.0}, host=3.0, bytes_per_row=1000.0)
 
 
 def test_parts_are_of_whole_items():
@@ -220,7 +222,9 @@ def test_a_call_is_planned_to_run_eager_only_where_an_item_fits_no_replay(calls,
 
 
 def test_an_item_is_not_parted_at_its_frames():
-    spec = attention_spec(layout=vg.GridTHW(), buffers=[vg.CuSeqlens(per="frame"), vg.MaxSeqlen(per="frame")])
+    spec = attention_spec(
+        layout=vg.GridTHW(), buffers=[vg.buffers.CuSeqlens(per="frame"), vg.buffers.MaxSeqlen(per="frame")]
+    )
     calls = [[(8, 10, 10), (1, 10, 10)], [(4, 10, 10), (4, 10, 10), (1, 10, 10)]]
     encoder = attention_encoder(spec=spec)
     with encoder.record() as made:
@@ -235,17 +239,19 @@ def test_an_item_is_not_parted_at_its_frames():
 
 
 def test_groups_are_not_parted():
-    spec = vg.BufferSpec("x", vg.Lengths(columns=[vg.layout.NestedColumn("groups")]), [vg.CuSeqlens(), vg.MaxSeqlen()])
+    spec = vg.BufferSpec(
+        "x", vg.Lengths(columns=[vg.layouts.NestedColumn("groups")]), [vg.buffers.CuSeqlens(), vg.buffers.MaxSeqlen()]
+    )
     encoder = attention_encoder(spec=spec)
     with encoder.record() as made:
         encoder(torch.randn(600, 8), lengths=[100] * 6, groups=[[0] * 4, [0] * 2])
     assert made.calls == {Size(600, 6, 6, 100, 400): 1}
-    with pytest.raises(vg.BudgetError, match="no call fits the 352 rows"):
+    with pytest.raises(vg.errors.BudgetError, match="no call fits the 352 rows"):
         vg.traffic.plan(made, max_memory=SCRATCH + 352 * 1000, costs=LIMITED)
 
 
 def test_costs_come_from_the_trace_or_from_elsewhere():
-    slow, fast = (vg.routing.Costs({vg.Budget(512): ms}, per_square=1e-3, host=3.0) for ms in (8.0, 2.0))
+    slow, fast = (vg.routing.Costs({vg.budgets.Budget(512): ms}, per_square=1e-3, host=3.0) for ms in (8.0, 2.0))
     made = trace_of({Size(500, 1, 1, 500, 500): 10}, slow)
     made.squares = 10 * 500**2
     assert vg.traffic.plan(made).cost == 80
@@ -311,13 +317,13 @@ def test_windows_and_items_on_the_gpu_are_planned_for(seen):
 
     def make(budgets):
         return vg.recipes.qwen2_5_vl(
-            tower, budgets, backend="tape", layouts=vg.GpuLayouts(min_segment_rows=4, simulated=True)
+            tower, budgets, backend="tape", layouts=vg.options.GpuLayouts(min_segment_rows=4, simulated=True)
         )
 
     def run(encoder, grid):
         return encoder(pixels(grid), grid_thw=grid if seen else torch.tensor(grid))
 
-    wide = make(vg.Budget(2048, items=16, segments=600))
+    wide = make(vg.budgets.Budget(2048, items=16, segments=600))
     with wide.record() as made:
         expected = [run(wide, grid) for grid in calls]
     plan = vg.traffic.plan(made, max_graphs=4)
@@ -331,40 +337,44 @@ def test_windows_and_items_on_the_gpu_are_planned_for(seen):
 
 def test_what_no_segment_is_counted_for_has_room_for_its_items():
     (budget,) = vg.traffic.plan(trace_of({Size(100, 7, 0, 0, 20): 1}))
-    assert budget == vg.Budget(128, 7, 7)
+    assert budget == vg.budgets.Budget(128, 7, 7)
 
 
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: vg.traffic.plan(vg.traffic.Trace()), vg.InputError, "the trace has no calls: expected calls inside"),
+        (
+            lambda: vg.traffic.plan(vg.traffic.Trace()),
+            vg.errors.InputError,
+            "the trace has no calls: expected calls inside",
+        ),
         (
             lambda: vg.traffic.plan("trace.json"),
-            vg.InputError,
+            vg.errors.InputError,
             "plan() got a str and costs of NoneType: expected a Trace, such as Trace.load(path)",
         ),
         (
             lambda: vg.traffic.plan(vg.traffic.Trace(), costs="other.json"),
-            vg.InputError,
+            vg.errors.InputError,
             "plan() got a Trace and costs of str: expected",
         ),
         (
             lambda: vg.traffic.plan(trace_of({Size(9, 1, 1, 9, 9): 1}), max_graphs=0),
-            vg.BudgetError,
+            vg.errors.BudgetError,
             "max_graphs=0: expected an integer of at",
         ),
         (
             lambda: vg.traffic.plan(trace_of({Size(9, 1, 1, 9, 9): 1}), max_memory="1GiB"),
-            vg.BudgetError,
+            vg.errors.BudgetError,
             "the bytes per row were not measured: record with an encoder that captures",
         ),
         (
             lambda: vg.traffic.plan(
                 trace_of({Size(900, 1, 1, 900, 900): 1}),
                 max_memory=SCRATCH + 64,
-                costs=vg.routing.Costs({vg.Budget(9): 1.0}, host=1.0, bytes_per_row=1.0),
+                costs=vg.routing.Costs({vg.budgets.Budget(9): 1.0}, host=1.0, bytes_per_row=1.0),
             ),
-            vg.BudgetError,
+            vg.errors.BudgetError,
             "no call fits the 64 rows that max_memory=67108928 has room for",
         ),
     ],

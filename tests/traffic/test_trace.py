@@ -38,7 +38,7 @@ def test_calls_count_by_their_sizes_however_they_run(backend):
 
 
 def test_a_stage_counts_once():
-    encoder = attention_encoder(spec=attention_spec(rows=vg.PackedRows("x", shape=(8,))))
+    encoder = attention_encoder(spec=attention_spec(rows=vg.inputs.Rows("x", shape=(8,))))
     with encoder.record() as trace, encoder.stage([9, 4]) as stage:
         stage.rows.copy_(rows_for([9, 4]))
     assert trace.calls == {Size(13, 2, 2, 9, 9): 1}
@@ -58,7 +58,7 @@ def test_items_on_the_gpu_that_cannot_be_do_not_spoil_a_trace(tmp_path):
     with encoder.record() as trace:
         encoder(rows_for([20, 7]), lengths=torch.tensor([20, 7]))
         encoder(rows_for([2]), lengths=torch.tensor([1, 1, 1, 1]))
-        with pytest.raises(vg.LayoutError):
+        with pytest.raises(vg.errors.LayoutError):
             encoder.check()
         encoder(rows_for([0]), lengths=torch.tensor([0]))
     trace.save(tmp_path / "trace.json")
@@ -68,11 +68,11 @@ def test_items_on_the_gpu_that_cannot_be_do_not_spoil_a_trace(tmp_path):
 def test_items_on_the_gpu_may_be_parted_in_a_plan():
     """Without segments nothing says that one of them has nearly all rows."""
     encoder = vg.GraphedEncoder(
-        torch.nn.Linear(8, 8), [vg.Budget(512, items=16)], vg.BufferSpec("input", vg.Lengths()), **SIMULATED
+        torch.nn.Linear(8, 8), [vg.budgets.Budget(512, items=16)], vg.BufferSpec("input", vg.Lengths()), **SIMULATED
     )
     with encoder.record() as trace:
         encoder(rows_for([400]), lengths=torch.tensor([100] * 4))
-    costs = vg.routing.Costs({vg.Budget(512): 1.0}, host=1.0, bytes_per_row=1e6)
+    costs = vg.routing.Costs({vg.budgets.Budget(512): 1.0}, host=1.0, bytes_per_row=1e6)
     plan = vg.traffic.plan(trace, max_memory=(64 << 20) + 200 * 10**6 + 10**5, costs=costs)
     assert plan.eager == 0
     assert sum(plan.replays.values()) >= 2
@@ -109,16 +109,16 @@ def test_a_plan_is_made_while_calls_are_counted():
 
 def test_a_recording_that_an_error_ends_is_over():
     encoder = attention_encoder()
-    with pytest.raises(vg.LayoutError), encoder.record() as trace:
+    with pytest.raises(vg.errors.LayoutError), encoder.record() as trace:
         encoder(rows_for([5]), lengths=[6])
     encoder(rows_for([5]), lengths=[5])
     assert len(trace) == 0
 
 
 def test_padded_batches_are_not_recorded():
-    spec = vg.BufferSpec("input", vg.PaddedLengths("lengths"))
-    encoder = vg.GraphedEncoder(torch.nn.Linear(8, 8), vg.Budget.padded(2, 16), spec, backend="tape")
-    with pytest.raises(vg.SpecError, match="list them as a PaddedLadder, or pack the rows"), encoder.record():
+    spec = vg.BufferSpec("input", vg.Lengths("lengths", padded=True))
+    encoder = vg.GraphedEncoder(torch.nn.Linear(8, 8), vg.budgets.Budget.padded(2, 16), spec, backend="tape")
+    with pytest.raises(vg.errors.SpecError, match="list them as a PaddedLadder, or pack the rows"), encoder.record():
         pass
 
 
@@ -232,7 +232,7 @@ def test_a_file_that_is_no_trace_says_so(tmp_path, text):
     path = tmp_path / "other.json"
     path.write_text(text)
     with pytest.raises(
-        vg.InputError, match=re.escape(f"{path} is not a trace") + ".*expected a file from `Trace.save`"
+        vg.errors.InputError, match=re.escape(f"{path} is not a trace") + ".*expected a file from `Trace.save`"
     ):
         vg.traffic.Trace.load(path)
 
@@ -250,7 +250,7 @@ def test_a_file_that_is_no_trace_says_so(tmp_path, text):
 def test_a_line_of_a_size_that_no_call_has_is_named(tmp_path, line, what):
     path = tmp_path / "other.json"
     path.write_text(json.dumps({"columns": COLUMNS, "calls": [[9, 2, 2, 5, 5, 1], line], "squares": 0, "costs": None}))
-    with pytest.raises(vg.InputError, match=re.escape(f"calls[1] is {line}") + ".*" + re.escape(what)):
+    with pytest.raises(vg.errors.InputError, match=re.escape(f"calls[1] is {line}") + ".*" + re.escape(what)):
         vg.traffic.Trace.load(path)
 
 

@@ -51,7 +51,10 @@ def wrong(module, x, c, **buffers):
 
 def per_row_encoder(module, forward, buffers=(), **options):
     spec = vg.BufferSpec(
-        vg.PackedRows("x", shape=(8,)), vg.Lengths("lengths"), buffers, inputs=[vg.PerItem("c", (8,), per_row=True)]
+        vg.inputs.Rows("x", shape=(8,)),
+        vg.Lengths("lengths"),
+        buffers,
+        inputs=[vg.inputs.PerItem("c", (8,), per_row=True)],
     )
     return vg.GraphedEncoder(module.eval(), [64], spec, forward=forward, backend="tape", **options)
 
@@ -75,7 +78,7 @@ def answer(encoder, **arguments):
 def test_a_wrong_function_of_an_entry_a_row_is_refused(module, options):
     encoder = per_row_encoder(module(), wrong, **options)
     for _ in range(2):
-        with pytest.raises(vg.SpecError, match=r"'wrong' computes something other than .*differs by"):
+        with pytest.raises(vg.errors.SpecError, match=r"'wrong' computes something other than .*differs by"):
             answer(encoder, **call())
     assert not encoder.stats.replays
 
@@ -94,7 +97,7 @@ def test_a_right_function_of_an_entry_a_row_replays_and_names_the_module(module)
 
 @pytest.mark.parametrize("forward", [None, right])
 def test_where_the_module_takes_no_such_call_nothing_says_that_it_was_asked(forward):
-    buffers = [vg.CuSeqlens(), *([] if forward is None else [vg.MaxSeqlen()])]
+    buffers = [vg.buffers.CuSeqlens(), *([] if forward is None else [vg.buffers.MaxSeqlen()])]
     encoder = per_row_encoder(NeedsSegments(), forward, buffers, verify=3)
     assert distance(encoder(**call()), expected(encoder.module, **call())) < 1e-6
     verified = encoder.verify([call()])
@@ -104,8 +107,8 @@ def test_where_the_module_takes_no_such_call_nothing_says_that_it_was_asked(forw
 
 
 def test_a_wrong_function_that_is_trusted_is_found_by_verify():
-    encoder = per_row_encoder(AddsPerItem(), wrong, verify=vg.Verify(prove=False))
-    with pytest.raises(vg.VerificationError, match="from the module itself"):
+    encoder = per_row_encoder(AddsPerItem(), wrong, verify=vg.options.Verify(prove=False))
+    with pytest.raises(vg.errors.VerificationError, match="from the module itself"):
         encoder.verify([call()])
 
 
@@ -123,7 +126,7 @@ class Classifier(nn.Module):
 
 
 def classifier(classes=3, backend="tape", **options):
-    spec = vg.BufferSpec(vg.PackedRows("x", shape=(8,)), vg.Batch(), outputs=vg.Rows())
+    spec = vg.BufferSpec(vg.inputs.Rows("x", shape=(8,)), vg.Batch(), outputs=vg.outputs.Rows())
     return vg.GraphedEncoder(Classifier(classes).eval(), [16], spec, backend=backend, **options)
 
 
@@ -134,9 +137,11 @@ def test_a_function_that_calls_another_method_never_gets_the_forward_of_the_modu
     rows = rows_for([5])
     assert torch.equal(encoder.eager(rows), encoder.module.forward_features(rows))
     for _ in range(2):
-        with pytest.raises(vg.SpecError, match=r"(?s)other than Classifier.forward, .*method='forward_features'"):
+        with pytest.raises(
+            vg.errors.SpecError, match=r"(?s)other than Classifier.forward, .*method='forward_features'"
+        ):
             answer(encoder, x=rows)
-    with pytest.raises(vg.SpecError, match="computes something other"):
+    with pytest.raises(vg.errors.SpecError, match="computes something other"):
         answer(encoder, x=rows_for([40]))  # which no budget holds
 
 
@@ -158,7 +163,7 @@ def test_a_function_in_place_of_a_method_is_proven_against_the_method():
     encoder = classifier(method="forward_features", forward=lambda module, x: module.linear(x))
     encoder(rows_for([5]))
     assert encoder.stats.replays.total() == 1
-    with pytest.raises(vg.SpecError, match=r"other than Classifier\.forward_features"):
+    with pytest.raises(vg.errors.SpecError, match=r"other than Classifier\.forward_features"):
         answer(classifier(method="forward_features", forward=doubled), x=rows_for([5]))
 
 
@@ -171,7 +176,7 @@ def test_training_by_a_method_keeps_its_gradients():
 
 @pytest.mark.parametrize("method", ["missing", "linear_", 3, "training"])
 def test_a_method_that_is_not_there_is_an_error(method):
-    with pytest.raises(vg.SpecError, match="expected the name of a method of Classifier"):
+    with pytest.raises(vg.errors.SpecError, match="expected the name of a method of Classifier"):
         classifier(method=method)
 
 
@@ -180,7 +185,7 @@ def test_a_module_that_draws_random_numbers_gives_no_verdict():
         def forward(self, x):
             return x + torch.rand_like(x)
 
-    spec = vg.BufferSpec(vg.PackedRows("x", shape=(8,)), vg.Batch())
+    spec = vg.BufferSpec(vg.inputs.Rows("x", shape=(8,)), vg.Batch())
     encoder = vg.GraphedEncoder(
         Noisy().eval(), [16], spec, forward=lambda module, x: x + torch.rand_like(x), backend="tape"
     )
@@ -188,5 +193,5 @@ def test_a_module_that_draws_random_numbers_gives_no_verdict():
 
 
 def test_who_declares_is_checked():
-    with pytest.raises(vg.SpecError, match=r"declared_by='me': expected 'user' or 'recipe'"):
+    with pytest.raises(vg.errors.SpecError, match=r"declared_by='me': expected 'user' or 'recipe'"):
         vg.BufferSpec("x", vg.Lengths(), declared_by="me")

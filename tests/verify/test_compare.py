@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.encoders import attention_spec
-from varlen_graphs.layout.items import Layout
-from varlen_graphs.spec.call import Call
-from varlen_graphs.spec.outputs import flatten
+from varlen_graphs.declaration.call import Call
+from varlen_graphs.layouts.items import Layout
+from varlen_graphs.outputs.parts import flatten
 from varlen_graphs.verify.compare import ONE_ROW, Example
 
 DECLARED = attention_spec().declared

@@ -13,7 +13,7 @@ from tests.support.encoders import rows_for
 from tests.support.towers import distance
 
 REFUSED = "its budget failed the proof"
-SMALL = vg.Budget(64, items=1)
+SMALL = vg.budgets.Budget(64, items=1)
 
 
 class Scaled(nn.Module):
@@ -34,12 +34,12 @@ class Scaled(nn.Module):
 
 def encoder_of(module, scale, budgets=(SMALL,), layout=None, outputs=None, **options):
     """An encoder of a module that takes the items, with `scale` of the item table declared in their place."""
-    buffer = vg.DeviceBuffer("scale", lambda table: scale(table)[table.row_item], any_segments=False)
+    buffer = vg.buffers.DeviceBuffer("scale", lambda table: scale(table)[table.row_item], any_segments=False)
     spec = vg.BufferSpec(
-        vg.PackedRows("x", (8,)),
+        vg.inputs.Rows("x", (8,)),
         layout or vg.GridTHW(),
         [buffer],
-        vg.Rows() if outputs is None else outputs,
+        vg.outputs.Rows() if outputs is None else outputs,
         declared_by="recipe",
     )
     return vg.GraphedEncoder(
@@ -74,7 +74,7 @@ WRONG = {
 
 @pytest.mark.parametrize(("of_item", "scale", "item"), WRONG.values(), ids=WRONG.keys())
 def test_what_no_budget_can_show_is_found_eager(of_item, scale, item):
-    for budget in (SMALL, vg.Budget(256, items=8)):
+    for budget in (SMALL, vg.budgets.Budget(256, items=8)):
         encoder = encoder_of(Scaled(of_item), scale, [budget])
         assert answers(encoder, [item])
         assert encoder.stats.eager == {REFUSED: 1}
@@ -88,7 +88,7 @@ def test_a_call_that_no_budget_holds_is_answered_by_the_module_itself_until_some
 
 def test_without_graphs_the_module_itself_answers():
     module = Scaled(lambda item, kind: 2.0)
-    spec = vg.BufferSpec(vg.PackedRows("x", (8,)), vg.GridTHW(), declared_by="recipe")
+    spec = vg.BufferSpec(vg.inputs.Rows("x", (8,)), vg.GridTHW(), declared_by="recipe")
     encoder = vg.GraphedEncoder(module, [SMALL], spec, forward=lambda module, x: 3 * x, backend="eager")
     assert answers(encoder, [(1, 2, 3)])
 
@@ -100,7 +100,7 @@ def test_a_module_that_cannot_answer_for_itself_runs_with_the_declared_buffers()
                 raise ValueError("no scale")
             return x * scale[:, None]
 
-    buffer = vg.DeviceBuffer("scale", lambda table: 2.0 + 0 * table.row, any_segments=False)
+    buffer = vg.buffers.DeviceBuffer("scale", lambda table: 2.0 + 0 * table.row, any_segments=False)
     for backend in ("eager", "tape"):
         spec = vg.BufferSpec("x", vg.Lengths(), [buffer])
         encoder = vg.GraphedEncoder(Needs(), [64], spec, backend=backend)
@@ -108,7 +108,7 @@ def test_a_module_that_cannot_answer_for_itself_runs_with_the_declared_buffers()
         assert distance(encoder(rows, lengths=[100]), 2 * rows) < 1e-6
 
 
-COLUMNS = (vg.Column("other"), vg.Column("kind"))
+COLUMNS = (vg.layouts.Column("other"), vg.layouts.Column("kind"))
 
 
 def test_columns_are_proven_with_other_values_than_their_pads():
@@ -149,14 +149,16 @@ def test_the_default_of_a_column_is_what_the_module_takes_without_it(default, re
     encoder = encoder_of(
         Scaled(lambda item, kind: 1.0 + kind),
         lambda table: 1.0 + table.column("kind"),
-        layout=vg.GridTHW(columns=(vg.Column("kind", default=default),)),
+        layout=vg.GridTHW(columns=(vg.layouts.Column("kind", default=default),)),
     )
     assert answers(encoder, [(1, 2, 3)])
     assert encoder.stats.replays.total() == replays
 
 
 def test_outputs_have_as_many_entries_as_the_module_gives():
-    encoder = encoder_of(Scaled(lambda item, kind: 2.0), lambda table: 2.0 + 0 * table.t, outputs=vg.spec.FrameRows())
+    encoder = encoder_of(
+        Scaled(lambda item, kind: 2.0), lambda table: 2.0 + 0 * table.t, outputs=vg.outputs.FrameRows()
+    )
     assert answers(encoder, [(2, 3, 4)])
     assert encoder.stats.eager == {REFUSED: 1}
 
@@ -167,7 +169,7 @@ def test_a_module_that_refuses_some_sizes_is_asked_for_others():
             raise ValueError("sides must be even")
         return 2.0
 
-    encoder = encoder_of(Scaled(of_item), lambda table: 3.0 + 0 * table.t, [vg.Budget(256, items=8)])
+    encoder = encoder_of(Scaled(of_item), lambda table: 3.0 + 0 * table.t, [vg.budgets.Budget(256, items=8)])
     assert answers(encoder, [(1, 2, 4)])
     assert encoder.stats.eager == {REFUSED: 1}
 
@@ -180,7 +182,7 @@ def test_windows_of_another_size_are_found(side):
     encoder = encoder_of(
         Scaled(lambda item, kind: 1.0 + last(*item[1:], 8)),
         lambda table: 1.0 + last(table.h, table.w, side),
-        [vg.Budget(256, items=8)],
+        [vg.budgets.Budget(256, items=8)],
     )
     assert answers(encoder, [(1, 10, 12)])
     assert encoder.stats.replays.total() == (side == 8)
@@ -205,11 +207,11 @@ def test_segments_that_budgets_do_not_count_are_found():
         return x - (sums / own.sum(0).clamp(min=1)[:, None])[frame]
 
     for counted in (True, False):
-        buffer = vg.DeviceBuffer("cu_seqlens", lambda table: table.cu_seqlens("frame"), any_segments=counted)
-        spec = vg.BufferSpec(vg.PackedRows("x", (8,)), vg.GridTHW(), [buffer], declared_by="recipe")
-        budgets = [vg.Budget(64, items=4, segments=8)]
+        buffer = vg.buffers.DeviceBuffer("cu_seqlens", lambda table: table.cu_seqlens("frame"), any_segments=counted)
+        spec = vg.BufferSpec(vg.inputs.Rows("x", (8,)), vg.GridTHW(), [buffer], declared_by="recipe")
+        budgets = [vg.budgets.Budget(64, items=4, segments=8)]
         encoder = vg.GraphedEncoder(Frames(), budgets, spec, forward=centre, backend="tape")
-        with nullcontext() if counted else pytest.raises(vg.SpecError, match="because no buffer counts them"):
+        with nullcontext() if counted else pytest.raises(vg.errors.SpecError, match="because no buffer counts them"):
             assert answers(encoder, [(2, 2, 4)])
             assert answers(encoder, [(12, 2, 2)])
         assert encoder.stats.replays.total() == counted

@@ -12,7 +12,7 @@ REFUSED = "its budget failed the proof"
 
 
 def encoder_of(module, budgets=(64, 128), layout=None, **declared):
-    spec = vg.BufferSpec(vg.PackedRows("x", shape=(8,)), layout or vg.Lengths(), **declared)
+    spec = vg.BufferSpec(vg.inputs.Rows("x", shape=(8,)), layout or vg.Lengths(), **declared)
     return vg.GraphedEncoder(module.eval(), [*budgets], spec, backend="tape")
 
 
@@ -29,14 +29,14 @@ class Chunks(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore:.*failed the proof")
-@pytest.mark.parametrize("layout", [vg.Lengths("sizes"), vg.GridHW("sizes")])
+@pytest.mark.parametrize("layout", [vg.Lengths("sizes"), vg.layouts.GridHW("sizes")])
 @pytest.mark.parametrize("size", [2, 4, 8, 16])
 def test_rows_that_are_seen_in_groups_mix_items(size, layout):
     module = Chunks(size)
     encoder = encoder_of(module, (size * 8, size * 32), layout)
     for lengths in ([size - 1, size + 1], [size] * 3, [1] * size, [3 * size, size - 1, 1]):
         rows, sizes = torch.randn(sum(lengths), 8), lengths
-        if isinstance(layout, vg.GridHW):
+        if isinstance(layout, vg.layouts.GridHW):
             sizes = [(1, length) for length in lengths]
         assert distance(encoder(rows, sizes=sizes), module(rows)) < 1e-5
     assert encoder.stats.eager == {REFUSED: 4}
@@ -61,7 +61,7 @@ def test_a_module_that_takes_groups_of_rows_of_each_item_is_proven():
     def pairs(module, x, lengths=None):
         return x.view(-1, 2, 8).mean(1)
 
-    spec = vg.BufferSpec("x", vg.Lengths(), outputs=vg.Rows(every=2))
+    spec = vg.BufferSpec("x", vg.Lengths(), outputs=vg.outputs.Rows(every=2))
     encoder = vg.GraphedEncoder(Of(pairs), [64, 128], spec, backend="tape")
     rows = torch.randn(10, 8)
     assert torch.equal(encoder(rows, lengths=[4, 6]), pairs(None, rows))
@@ -88,10 +88,10 @@ class Conformer(nn.Module):
 def conformer(of_item):
     return encoder_of(
         Conformer(),
-        [vg.Budget.padded(batch=4, length=64)],
-        vg.PaddedLengths("lengths"),
-        buffers=[vg.KeyPaddingMask("mask", real=False, of_item=of_item)],
-        outputs=vg.Entries(of_item),
+        [vg.budgets.Budget.padded(batch=4, length=64)],
+        vg.Lengths("lengths", padded=True),
+        buffers=[vg.buffers.Mask("mask", real=False, of_item=of_item)],
+        outputs=vg.outputs.Entries(of_item),
     )
 
 
@@ -102,7 +102,7 @@ def conformer(of_item):
 def test_numbers_of_entries_that_are_wrong_for_some_lengths_end_calls(wrong):
     encoder = conformer(wrong)
     for length in (13, 20):
-        with pytest.raises(vg.SpecError, match=r"Declare of_item|Entries"):
+        with pytest.raises(vg.errors.SpecError, match=r"Declare of_item|Entries"):
             encoder(torch.randn(1, length, 8), lengths=[length])
 
 
@@ -117,10 +117,10 @@ def test_a_module_that_takes_no_longer_items_than_its_budgets_is_proven(position
             x = self.convolution(x.mT).mT
             return self.layer(x + self.positions.weight[: x.shape[1]], src_key_padding_mask=mask)
 
-    layout = vg.PaddedLengths("lengths")
-    buffers = [vg.KeyPaddingMask("mask", real=False, of_item=half)]
-    budgets = [vg.Budget.padded(batch=4, length=2 * positions)]
-    encoder = encoder_of(Positions(), budgets, layout, buffers=buffers, outputs=vg.Entries(half))
+    layout = vg.Lengths("lengths", padded=True)
+    buffers = [vg.buffers.Mask("mask", real=False, of_item=half)]
+    budgets = [vg.budgets.Budget.padded(batch=4, length=2 * positions)]
+    encoder = encoder_of(Positions(), budgets, layout, buffers=buffers, outputs=vg.outputs.Entries(half))
     rows = torch.randn(1, 13, 8)
     expected = encoder.module(rows, torch.zeros(1, 7, dtype=torch.bool))
     assert distance(encoder(rows, lengths=[13]), expected) < 1e-5
@@ -148,14 +148,18 @@ def test_numbers_of_packed_entries_that_are_wrong_end_calls(wrong):
     def most(budget):
         return budget.rows // 2 + budget.items + 1
 
-    buffers = [vg.DeviceBuffer("place", place), vg.DeviceBuffer("entries", lambda table: most(table.budget))]
+    buffers = [
+        vg.buffers.DeviceBuffer("place", place),
+        vg.buffers.DeviceBuffer("entries", lambda table: most(table.budget)),
+    ]
     right, encoder = (
-        encoder_of(Of(pooled), (64, 256), buffers=buffers, outputs=vg.Entries(count, most)) for count in (half, wrong)
+        encoder_of(Of(pooled), (64, 256), buffers=buffers, outputs=vg.outputs.Entries(count, most))
+        for count in (half, wrong)
     )
     rows = torch.randn(22, 8)
     expected = torch.cat([torch.stack([pair.sum(0) for pair in item.split(2)]) for item in rows.split([17, 5])])
     assert distance(right(rows, lengths=[17, 5]), expected) < 1e-5
-    with pytest.raises(vg.SpecError, match="alone"):
+    with pytest.raises(vg.errors.SpecError, match="alone"):
         encoder(rows, lengths=[17, 5])
 
 
@@ -168,7 +172,7 @@ def test_flags_of_one_byte_make_no_module_a_quantised_one(flag):
 
     module = Leaks(8, 8)
     module.flag = nn.Parameter(flag, requires_grad=False)
-    buffers = [vg.DeviceBuffer("row_active", lambda table: table.row_active)]
+    buffers = [vg.buffers.DeviceBuffer("row_active", lambda table: table.row_active)]
     encoder, rows = encoder_of(module, buffers=buffers), torch.randn(9, 8)
     assert distance(encoder(rows, lengths=[4, 5]), module(rows, torch.ones(9))) < 1e-6
     assert encoder.stats.eager == {REFUSED: 1}

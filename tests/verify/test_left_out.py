@@ -25,7 +25,7 @@ class Typed(nn.Module):
 
 
 def typed_encoder(module):
-    kinds = vg.PerRow("kinds", dtype=torch.int64, default=0)
+    kinds = vg.inputs.PerRow("kinds", dtype=torch.int64, default=0)
     return vg.GraphedEncoder(module, [64], vg.BufferSpec("x", vg.Lengths("lengths"), inputs=[kinds]), backend="tape")
 
 
@@ -66,8 +66,8 @@ class Pool(nn.Module):
 
 def test_a_mask_that_may_be_left_out_is_tried_without():
     module, rows = Pool().eval(), torch.randn(3, 10, 8)
-    spec = vg.BufferSpec("x", vg.PaddedMask("mask", optional=True), outputs=vg.Outputs(pooled=vg.Items()))
-    encoder = vg.GraphedEncoder(module, vg.PaddedLadder(batch=4, length=32), spec, backend="tape")
+    spec = vg.BufferSpec("x", vg.Mask("mask", optional=True), outputs=vg.outputs.Fields(pooled=vg.outputs.Items()))
+    encoder = vg.GraphedEncoder(module, vg.budgets.PaddedLadder(batch=4, length=32), spec, backend="tape")
     with pytest.warns(UserWarning, match="that leave 'mask' out"):
         assert torch.equal(encoder(rows)["pooled"], module(rows)["pooled"])
     mask = torch.arange(10) < torch.tensor([[10], [4], [7]])
@@ -91,7 +91,7 @@ def scaled(module, x, scale):
 @pytest.mark.parametrize("forward", [None, scaled], ids=["the module itself", "a function in its place"])
 def test_an_input_of_all_calls_is_tried_without(forward):
     module, rows = Scaled().eval(), torch.randn(10, 8)
-    spec = vg.BufferSpec("x", vg.Lengths("lengths"), inputs=[vg.PerCall("scale", default=1.0)])
+    spec = vg.BufferSpec("x", vg.Lengths("lengths"), inputs=[vg.inputs.PerCall("scale", default=1.0)])
     encoder = vg.GraphedEncoder(module, [64], spec, forward=forward, backend="tape")
     if forward is not None:  # the module takes no lengths, so it cannot be asked
         assert torch.equal(encoder(rows, lengths=[10]), module(rows, 1.0))
@@ -140,7 +140,7 @@ class Paged(nn.Module):
 
 def test_what_counts_items_is_found_where_the_module_cannot_be_asked():
     spec = vg.BufferSpec(
-        "x", vg.Lengths("lengths"), buffers=[vg.DeviceBuffer("row_item", lambda table: table.row_item)]
+        "x", vg.Lengths("lengths"), buffers=[vg.buffers.DeviceBuffer("row_item", lambda table: table.row_item)]
     )
     module, rows = Paged().eval(), torch.randn(120, 8)
     encoder = vg.GraphedEncoder(module, [64, 128, 256], spec, backend="tape")
@@ -168,7 +168,7 @@ def test_python_values_that_follow_from_the_rows_are_refused_wherever_they_chang
         Reports(value).eval(), [64, 128], vg.BufferSpec("x", vg.Lengths("lengths")), backend="tape"
     )
     for _ in range(2):
-        with pytest.raises(vg.SpecError, match="Python values that depend on the items"):
+        with pytest.raises(vg.errors.SpecError, match="Python values that depend on the items"):
             encoder(torch.randn(17, 8), lengths=[17])
 
 

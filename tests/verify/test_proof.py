@@ -140,10 +140,10 @@ def test_segments_of_the_wrong_kind_are_found_where_the_module_takes_the_items()
             return super().forward(x, cu_seqlens, max_seqlen)
 
     for per, replays in (("frame", 1), ("item", 0)):
-        buffers = [vg.CuSeqlens(per=per), vg.MaxSeqlen(per=per)]
-        spec = vg.BufferSpec(vg.PackedRows("x", (8,)), vg.GridTHW(), buffers)
+        buffers = [vg.buffers.CuSeqlens(per=per), vg.buffers.MaxSeqlen(per=per)]
+        spec = vg.BufferSpec(vg.inputs.Rows("x", (8,)), vg.GridTHW(), buffers)
         module, rows = Videos(), rows_for([24])
-        encoder = vg.GraphedEncoder(module, [vg.Budget(256, items=8, segments=32)], spec, backend="tape")
+        encoder = vg.GraphedEncoder(module, [vg.budgets.Budget(256, items=8, segments=32)], spec, backend="tape")
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             output = encoder(rows, grid_thw=[(2, 3, 4)])
@@ -173,7 +173,7 @@ def test_a_function_that_is_not_what_the_module_computes_never_answers():
         def forward(self, x, lengths):
             return 2 * x
 
-    spec = vg.BufferSpec(vg.PackedRows("x", shape=(8,)), vg.Lengths(), declared_by="recipe")
+    spec = vg.BufferSpec(vg.inputs.Rows("x", shape=(8,)), vg.Lengths(), declared_by="recipe")
     encoder = vg.GraphedEncoder(Doubled(), [64, 128], spec, forward=lambda module, x: 3 * x, backend="tape")
     rows = rows_for([6])
     with pytest.warns(UserWarning, match="compute something other than the module itself"):
@@ -192,20 +192,20 @@ def test_random_numbers_are_named(draw):
 
 
 def test_strict_raises_and_then_runs_eager():
-    encoder, rows = encoder_of(Attends().eval(), verify=vg.Verify(strict=True)), rows_for([6])
-    with pytest.raises(vg.VerificationError, match="failed the proof at their capture"):
+    encoder, rows = encoder_of(Attends().eval(), verify=vg.options.Verify(strict=True)), rows_for([6])
+    with pytest.raises(vg.errors.VerificationError, match="failed the proof at their capture"):
         encoder(rows, lengths=[6])
     assert distance(encoder(rows, lengths=[6]), encoder.module(rows)) < 1e-6
 
 
 def test_it_can_be_switched_off():
-    encoder, rows = encoder_of(Attends().eval(), verify=vg.Verify(prove=False)), rows_for([6])
+    encoder, rows = encoder_of(Attends().eval(), verify=vg.options.Verify(prove=False)), rows_for([6])
     encoder(rows, lengths=[6])
     assert encoder.stats.replays.total() == 1
 
 
 def test_lazy_encoders_request_no_refused_budget_again():
-    encoder, rows = encoder_of(WrongAt64(), capture=vg.Capture(lazy=True)), rows_for([6])
+    encoder, rows = encoder_of(WrongAt64(), capture=vg.options.Capture(lazy=True)), rows_for([6])
     encoder(rows, lengths=[6])
     with pytest.warns(UserWarning, match="failed the proof"):
         encoder.capture_wanted(None)
@@ -218,7 +218,7 @@ def test_verify_tells_why_a_budget_was_refused():
     encoder = encoder_of(Attends().eval())
     with pytest.warns(UserWarning, match="failed the proof"):
         encoder.capture()
-    with pytest.raises(vg.VerificationError, match="scaled_dot_product_attention"):
+    with pytest.raises(vg.errors.VerificationError, match="scaled_dot_product_attention"):
         encoder.verify([{"x": rows_for([6]), "lengths": [6]}])
 
 
@@ -232,10 +232,14 @@ def test_made_up_calls_that_the_module_refuses_are_replaced_by_simpler_ones():
             raise ValueError("images only")
         return torch.zeros(1)
 
-    buffers = [vg.CuSeqlens(), vg.MaxSeqlen(), vg.HostBuffer("only", images_only, (1,), torch.float32)]
-    spec = vg.BufferSpec(vg.PackedRows("x", (8,)), vg.GridTHW(), buffers)
+    buffers = [
+        vg.buffers.CuSeqlens(),
+        vg.buffers.MaxSeqlen(),
+        vg.buffers.HostBuffer("only", images_only, (1,), torch.float32),
+    ]
+    spec = vg.BufferSpec(vg.inputs.Rows("x", (8,)), vg.GridTHW(), buffers)
     encoder = vg.GraphedEncoder(
-        Images(), [vg.Budget(256, items=8)], spec, backend="tape",
+        Images(), [vg.budgets.Budget(256, items=8)], spec, backend="tape",
         forward=lambda module, x, grid_thw, cu_seqlens, max_seqlen, only: module(x, grid_thw, cu_seqlens, max_seqlen),
     )  # fmt: skip
     encoder(rows_for([24]), grid_thw=[(1, 4, 6)])
@@ -248,7 +252,7 @@ def test_a_module_whose_made_up_calls_all_fail_is_not_trusted():
             raise ValueError("never seen")
         return torch.zeros(1)
 
-    spec = vg.BufferSpec("x", vg.Lengths(), [vg.HostBuffer("only", fails, (1,), torch.float32)])
+    spec = vg.BufferSpec("x", vg.Lengths(), [vg.buffers.HostBuffer("only", fails, (1,), torch.float32)])
     encoder = vg.GraphedEncoder(nn.Identity(), [64], spec, backend="tape", forward=lambda module, x, only: x + only)
     with pytest.warns(UserWarning, match="could not be proven, because synthetic calls fail: never seen"):
         encoder(rows_for([7]), lengths=[7])
@@ -265,7 +269,7 @@ def test_token_ids_are_valid_for_every_table():
             return self.words(ids) + self.kinds(ids % 5)
 
     for pad in (0, 3, 49):
-        spec = vg.BufferSpec(vg.PackedRows("ids", (), torch.int64, pad=pad), vg.Lengths())
+        spec = vg.BufferSpec(vg.inputs.Rows("ids", (), torch.int64, pad=pad), vg.Lengths())
         encoder = vg.GraphedEncoder(Tokens(pad), [64], spec, backend="tape")
         encoder(torch.arange(20), lengths=[20])
         assert encoder.stats.replays.total() == 1
@@ -304,10 +308,10 @@ def test_a_declaration_that_the_proof_finds_wrong_is_an_error_of_every_call():
     def wrong(layout):
         return torch.zeros(3, 3)
 
-    buffers = [vg.HostBuffer("cu_seqlens", wrong, ("items",), torch.int32), vg.MaxSeqlen()]
+    buffers = [vg.buffers.HostBuffer("cu_seqlens", wrong, ("items",), torch.int32), vg.buffers.MaxSeqlen()]
     encoder = attention_encoder(spec=vg.BufferSpec("x", vg.Lengths(), buffers))
     for _ in range(2):
-        with pytest.raises(vg.SpecError, match="the function of HostBuffer 'cu_seqlens' returned"):
+        with pytest.raises(vg.errors.SpecError, match="the function of HostBuffer 'cu_seqlens' returned"):
             encoder(rows_for([6]), lengths=[6])
     assert not encoder.stats.replays
 
@@ -323,8 +327,8 @@ def test_an_edge_at_which_the_module_itself_does_not_repeat_refuses_nothing():
             return super().forward(x) + (len(runs) if x.shape[0] == 1 else 0)
 
     encoder = vg.GraphedEncoder(
-        Unsteady(8, 8).eval().requires_grad_(False), [64], vg.BufferSpec(vg.PackedRows("x", shape=(8,)), vg.Lengths()),
-        forward=lambda module, x: nn.Linear.forward(module, x), backend="tape", verify=vg.Verify(strict=True),
+        Unsteady(8, 8).eval().requires_grad_(False), [64], vg.BufferSpec(vg.inputs.Rows("x", shape=(8,)), vg.Lengths()),
+        forward=lambda module, x: nn.Linear.forward(module, x), backend="tape", verify=vg.options.Verify(strict=True),
     )  # fmt: skip
     x = torch.randn(6, 8)
     assert torch.allclose(encoder(x, lengths=[2, 4]), nn.Linear.forward(encoder.module, x), atol=1e-6)
@@ -345,8 +349,8 @@ class Frames(nn.Module):
 
 def test_items_that_act_on_those_of_the_same_number_are_refused():
     spec = vg.BufferSpec(
-        "x", vg.Lengths(), [vg.DeviceBuffer("active", lambda table: table.row_active)],
-        inputs=[vg.PerItem("video", dtype=torch.int64, per_row=True)],
+        "x", vg.Lengths(), [vg.buffers.DeviceBuffer("active", lambda table: table.row_active)],
+        inputs=[vg.inputs.PerItem("video", dtype=torch.int64, per_row=True)],
     )  # fmt: skip
     module, rows = Frames().eval().requires_grad_(False), torch.randn(300, 128)
     encoder = vg.GraphedEncoder(module, [128, 256], spec, backend="tape")

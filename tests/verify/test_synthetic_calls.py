@@ -15,7 +15,7 @@ REFUSED = "its budget failed the proof"
 
 
 def encoder_of(module, budgets=(64, 128), width=8, layout=None, **declared):
-    rows = vg.PackedRows("x", shape=(width,), dtype=declared.pop("dtype", None))
+    rows = vg.inputs.Rows("x", shape=(width,), dtype=declared.pop("dtype", None))
     spec = vg.BufferSpec(rows, layout or vg.Lengths(), **declared)
     return vg.GraphedEncoder(module.eval(), [*budgets], spec, backend="tape")
 
@@ -94,7 +94,10 @@ def test_a_declaration_that_is_a_little_wrong_for_one_length_is_refused(length):
         item = torch.searchsorted(cu_seqlens[1:].contiguous(), rows, right=True).clamp(max=len(lengths) - 1)
         return module(x, None) * torch.where(lengths[item] == length, 1.4, 1.0).to(x.dtype)[:, None]
 
-    module, spec = Takes(8, 8).bfloat16(), vg.BufferSpec("x", vg.Lengths(), [vg.CuSeqlens()], declared_by="recipe")
+    module, spec = (
+        Takes(8, 8).bfloat16(),
+        vg.BufferSpec("x", vg.Lengths(), [vg.buffers.CuSeqlens()], declared_by="recipe"),
+    )
     encoder = vg.GraphedEncoder(module, [64, 128], spec, forward=forward, backend="tape")
     rows = torch.randn(40, 8).bfloat16()
     assert distance(encoder(rows, lengths=[40 - length, length]), module(rows, None)) < 1e-2
@@ -117,9 +120,9 @@ class Positions(nn.Module):
 @pytest.mark.filterwarnings("ignore:.*failed the proof")
 @pytest.mark.parametrize("kind", [Positions, FirstRows])
 def test_few_items_that_use_all_rows_of_a_budget_are_tried(kind):
-    outputs = vg.Items() if kind is FirstRows else vg.Rows()
+    outputs = vg.outputs.Items() if kind is FirstRows else vg.outputs.Rows()
     module = kind()
-    encoder = encoder_of(module, buffers=[vg.CuSeqlens()], outputs=outputs)
+    encoder = encoder_of(module, buffers=[vg.buffers.CuSeqlens()], outputs=outputs)
     for lengths in ([10], [128], [100, 28], [20, 12], [64]):
         rows = torch.randn(sum(lengths), 8)
         assert distance(encoder(rows, lengths=lengths), module(rows, boundaries(lengths))) < 1e-5
@@ -142,8 +145,8 @@ class Frames(nn.Module):
 @pytest.mark.filterwarnings("ignore:.*failed the proof")
 @pytest.mark.parametrize("segments", [16, 48])
 def test_frames_that_use_all_segments_of_a_budget_are_tried(segments):
-    module, budgets = Frames(), [vg.Budget(rows, items=8, segments=segments) for rows in (64, 128)]
-    encoder = encoder_of(module, budgets, layout=vg.GridTHW("grid_thw"), buffers=[vg.CuSeqlens(per="frame")])
+    module, budgets = Frames(), [vg.budgets.Budget(rows, items=8, segments=segments) for rows in (64, 128)]
+    encoder = encoder_of(module, budgets, layout=vg.GridTHW("grid_thw"), buffers=[vg.buffers.CuSeqlens(per="frame")])
     for grid in ([(1, 4, 8)], [(16, 1, 2)], [(16, 2, 3)], [(7, 2, 2), (5, 1, 3), (4, 1, 1)]):
         frames = [h * w for t, h, w in grid for _ in range(t)]
         rows = torch.randn(sum(frames), 8)
@@ -201,12 +204,12 @@ def test_items_of_other_magnitudes_are_tried_packed_padded_and_as_batches():
     rows, pictures = torch.cat([dark, light]), torch.stack([dark[:4], light[:4], dark[4:8]])
     packed = encoder_of(module, dtype=torch.uint8)
     assert distance(packed(rows, lengths=[100, 90]), module(rows)) < 1e-5
-    batches = vg.BufferSpec(vg.PackedRows("x", dtype=torch.uint8), vg.Batch())
+    batches = vg.BufferSpec(vg.inputs.Rows("x", dtype=torch.uint8), vg.Batch())
     batch = vg.GraphedEncoder(module, [1, 2], batches, backend="tape")
     assert distance(batch(pictures), module(pictures)) < 1e-5
     module = Scales(scale_if_large)
-    padded = vg.BufferSpec(vg.PackedRows("x", shape=(8,)), vg.PaddedMask("mask"))
-    one = vg.GraphedEncoder(module, vg.PaddedLadder(batch=2, length=32), padded, backend="tape")
+    padded = vg.BufferSpec(vg.inputs.Rows("x", shape=(8,)), vg.Mask("mask"))
+    one = vg.GraphedEncoder(module, vg.budgets.PaddedLadder(batch=2, length=32), padded, backend="tape")
     mask = torch.arange(32) < torch.tensor([32, 12, 3])[:, None]
     clips = torch.rand(3, 32, 8) * mask[..., None]
     clips[0] *= 4
@@ -242,7 +245,7 @@ def test_what_a_call_leaves_behind_reaches_no_other_call(function, dtype, value,
         return run(torch.zeros_like(rows), y=rows, **kwargs) if beside else run(rows, **kwargs)
 
     for columns in (8, 3):  # rows that graphs copy, and others
-        inputs = [vg.PerRow("y", (columns,), dtype=dtype)] if beside else []
+        inputs = [vg.inputs.PerRow("y", (columns,), dtype=dtype)] if beside else []
         encoder = encoder_of(Looks(), width=columns, dtype=dtype, inputs=inputs)
         few, many = torch.zeros(10, columns).to(dtype), torch.ones(60, columns)
         many[50] = value
@@ -263,7 +266,7 @@ def test_derivatives_in_forward_mode_are_refused_by_name():
         def forward(self, x):
             return torch.func.jvp(self.linear, (x,), (x,))[1]
 
-    with pytest.raises(vg.CaptureError, match=r"torch.func.jvp.*run the module without graphs"):
+    with pytest.raises(vg.errors.CaptureError, match=r"torch.func.jvp.*run the module without graphs"):
         encoder_of(Jvp())(torch.randn(5, 8), lengths=[5])
 
 
@@ -275,7 +278,7 @@ def test_outputs_of_another_dtype_are_refused(dtype):
             return super().forward(x)
 
     module = Takes(8, 8).eval()
-    spec = vg.BufferSpec(vg.PackedRows("x", (8,)), vg.Lengths(), declared_by="recipe")
+    spec = vg.BufferSpec(vg.inputs.Rows("x", (8,)), vg.Lengths(), declared_by="recipe")
     encoder = vg.GraphedEncoder(module, [64], spec, forward=lambda module, x: module(x).to(dtype), backend="tape")
     message = f"({dtype} instead of torch.float32)"
     for lengths in ([4, 5], [7]):

@@ -35,10 +35,10 @@ class Rounds(Attention):
 
 
 def test_a_sound_encoder_is_verified():
-    encoder = attention_encoder(budgets=(*BUDGETS, vg.Budget(256, items=1)), module=Rounds())
+    encoder = attention_encoder(budgets=(*BUDGETS, vg.budgets.Budget(256, items=1)), module=Rounds())
     verified = encoder.verify(CALLS)
     assert verified.calls == 3
-    assert verified.budgets == (*BUDGETS, vg.Budget(256, items=1))
+    assert verified.budgets == (*BUDGETS, vg.budgets.Budget(256, items=1))
     assert verified.unchecked == ()
     assert verified.error == pytest.approx(ROUNDING, rel=0.2)
     assert verified.error < verified.tolerance == 1e-5
@@ -48,7 +48,7 @@ def test_a_sound_encoder_is_verified():
     assert re.fullmatch(pattern, str(verified))
     assert not encoder.stats.replays
     few = encoder.verify(CALLS[:1])
-    assert few.unchecked == (BUDGETS[0], vg.Budget(256, items=1))
+    assert few.unchecked == (BUDGETS[0], vg.budgets.Budget(256, items=1))
     assert "in 1 budget (2 unchecked): " in str(few)
 
 
@@ -68,12 +68,14 @@ def test_calls_with_static_arguments_are_verified():
 @settings(max_examples=10)
 @given(st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=4), min_size=1, max_size=3))
 def test_any_calls_of_a_sound_encoder_are_verified(layouts):
-    assert attention_encoder(budgets=[vg.Budget(160)]).verify(calls_of(*layouts)).error < 1e-6
+    assert attention_encoder(budgets=[vg.budgets.Budget(160)]).verify(calls_of(*layouts)).error < 1e-6
 
 
 def token_encoder():
     spec = vg.BufferSpec(
-        vg.PackedRows("x", shape=(), dtype=torch.int64), vg.Lengths(), buffers=[vg.CuSeqlens(), vg.MaxSeqlen()]
+        vg.inputs.Rows("x", shape=(), dtype=torch.int64),
+        vg.Lengths(),
+        buffers=[vg.buffers.CuSeqlens(), vg.buffers.MaxSeqlen()],
     )
 
     class Text(Attention):
@@ -92,7 +94,7 @@ def test_integer_rows_are_verified():
     assert token_encoder().verify(calls).calls == 2
 
 
-@pytest.mark.parametrize("outputs", [vg.Items(), vg.Items(rows=2, rows_dim=1)])
+@pytest.mark.parametrize("outputs", [vg.outputs.Items(), vg.outputs.Items(rows=2, rows_dim=1)])
 def test_outputs_an_item_columns_and_buffers_of_the_host_are_verified(outputs):
     """Of each item the sum of its rows, times what its column and the host say."""
 
@@ -109,8 +111,11 @@ def test_outputs_an_item_columns_and_buffers_of_the_host_are_verified(outputs):
 
     spec = vg.BufferSpec(
         "x",
-        vg.Lengths(columns=(vg.Column("kind"),)),
-        [vg.DeviceBuffer("item", item), vg.HostBuffer("weight", weight, shape=("rows",), dtype=torch.float32)],
+        vg.Lengths(columns=(vg.layouts.Column("kind"),)),
+        [
+            vg.buffers.DeviceBuffer("item", item),
+            vg.buffers.HostBuffer("weight", weight, shape=("rows",), dtype=torch.float32),
+        ],
         outputs,
     )
     encoder = vg.GraphedEncoder(Sums(), BUDGETS, spec, backend="tape")
@@ -122,7 +127,7 @@ def test_outputs_of_all_dtypes_are_verified():
         def forward(self, x):
             return {"complex": torch.complex(x, -x).conj(), "float8": x.to(torch.float8_e4m3fn), "bool": x > 0, "x": x}
 
-    spec = vg.BufferSpec("x", vg.Lengths(), outputs=vg.Rows())
+    spec = vg.BufferSpec("x", vg.Lengths(), outputs=vg.outputs.Rows())
     assert vg.GraphedEncoder(Kinds(), BUDGETS, spec, backend="tape").verify(CALLS).error == 0
 
 
@@ -143,8 +148,8 @@ def test_padded_batches_are_verified():
             scores = (x @ x.mT).masked_fill(~attention_mask[:, None], -torch.inf)
             return self.mix(scores.softmax(-1) @ x)
 
-    spec = vg.BufferSpec(vg.PackedRows("ids", shape=(), dtype=torch.int64), vg.PaddedMask(dtype=torch.bool))
-    budgets = [vg.Budget.padded(4, 16), vg.Budget.padded(4, 32), vg.Budget.padded(2, 8)]
+    spec = vg.BufferSpec(vg.inputs.Rows("ids", shape=(), dtype=torch.int64), vg.Mask(dtype=torch.bool))
+    budgets = [vg.budgets.Budget.padded(4, 16), vg.budgets.Budget.padded(4, 32), vg.budgets.Budget.padded(2, 8)]
     encoder = vg.GraphedEncoder(Text(), budgets, spec, forward=lambda m, **arguments: m(**arguments), backend="tape")
     ids, mask = torch.randint(1, 50, (3, 20)), torch.arange(20) < torch.tensor([[20], [4], [7]])
     assert (
@@ -154,7 +159,7 @@ def test_padded_batches_are_verified():
 
 
 GRIDS = [[(1, 6, 12), (2, 12, 6)], [(1, 18, 24)]]
-GRID_BUDGETS = [vg.Budget(256, items=8, segments=64), vg.Budget(512, items=8, segments=128)]
+GRID_BUDGETS = [vg.budgets.Budget(256, items=8, segments=64), vg.budgets.Budget(512, items=8, segments=128)]
 
 
 def check_tower(recipe, tower):
@@ -181,7 +186,7 @@ def test_a_tower_without_a_recipe_is_held_against_itself():
 
 
 def test_a_recipe_of_padded_batches_is_held_against_the_tower_itself():
-    encoder = vg.recipes.siglip2(siglip2_tower(), [vg.Budget(64)], backend="tape")
+    encoder = vg.recipes.siglip2(siglip2_tower(), [vg.budgets.Budget(64)], backend="tape")
     mask = torch.arange(16) < torch.tensor([[16], [12]])
     call = {
         "pixel_values": torch.randn(2, 16, 48),
@@ -256,7 +261,7 @@ def test_what_padding_of_integer_rows_adds_is_named():
             embedded = self.embed(x)
             return embedded - embedded.sum(0)
 
-    spec = vg.BufferSpec(vg.PackedRows("x", shape=(), dtype=torch.int64), vg.Lengths())
+    spec = vg.BufferSpec(vg.inputs.Rows("x", shape=(), dtype=torch.int64), vg.Lengths())
     encoder = vg.GraphedEncoder(Bag(), BUDGETS, spec, backend="tape")
     assert "aten.sum.dim_IntList" in refused(encoder, [{"x": torch.arange(7), "lengths": [3, 4]}])
 
@@ -374,8 +379,10 @@ def test_one_wrong_row_of_many_is_found():
             return out
 
     calls = [{"x": rows_for([4000]).bfloat16(), "lengths": [4000]}]
-    encoder = encoder_of(WrongRow(), budgets=[vg.Budget(4096, items=1)], verify=vg.Verify(tolerance=3e-2))
-    with pytest.raises(vg.VerificationError, match="item 0"):
+    encoder = encoder_of(
+        WrongRow(), budgets=[vg.budgets.Budget(4096, items=1)], verify=vg.options.Verify(tolerance=3e-2)
+    )
+    with pytest.raises(vg.errors.VerificationError, match="item 0"):
         encoder.verify(calls)
 
 
@@ -390,7 +397,7 @@ def test_the_item_that_is_wrong_is_named_among_many_of_its_size(lengths, data):
             return out
 
     message = refused(
-        encoder_of(WrongItem().eval(), budgets=[vg.Budget(64, items=12)], verify=UNPROVEN), calls_of(lengths)
+        encoder_of(WrongItem().eval(), budgets=[vg.budgets.Budget(64, items=12)], verify=UNPROVEN), calls_of(lengths)
     )
     assert f"output of item {wrong}, (1, 1, {lengths[wrong]}), differs by " in message
 
@@ -401,7 +408,7 @@ def test_what_only_other_rows_of_the_same_items_show_is_found():
             return x
 
     encoder = encoder_of(Same(), forward=lambda module, x: torch.where(x < 0.7, -x, x), verify=UNPROVEN)
-    with pytest.raises(vg.VerificationError, match="from the module itself"):
+    with pytest.raises(vg.errors.VerificationError, match="from the module itself"):
         encoder.verify([{"x": torch.ones(5, 8), "lengths": [5]}])
 
 
@@ -413,14 +420,14 @@ def test_an_output_that_depends_on_the_order_of_items_is_found():
         def forward(self, x, first):
             return x + first
 
-    message = refused(encoder_of(Marked(), [vg.DeviceBuffer("first", first)]), calls_of([5, 9]))
+    message = refused(encoder_of(Marked(), [vg.buffers.DeviceBuffer("first", first)]), calls_of([5, 9]))
     assert "items in another order" in message
 
 
 def test_weights_that_moved_are_found():
-    encoder = attention_encoder(spec=attention_spec(rows=vg.PackedRows("x", shape=(8,)))).capture()
+    encoder = attention_encoder(spec=attention_spec(rows=vg.inputs.Rows("x", shape=(8,)))).capture()
     encoder.module.qkv.weight.data = encoder.module.qkv.weight.data.clone()
-    with pytest.raises(vg.StaleGraphError, match=r"qkv\.weight"):
+    with pytest.raises(vg.errors.StaleGraphError, match=r"qkv\.weight"):
         encoder.verify(CALLS)
 
 
@@ -437,7 +444,7 @@ def test_weights_that_moved_are_found():
     ],
 )
 def test_calls_that_cannot_be_verified_are_refused(calls, options, message):
-    with pytest.raises(vg.InputError, match=message):
+    with pytest.raises(vg.errors.InputError, match=message):
         attention_encoder(**options).verify(calls)
 
 
@@ -446,25 +453,25 @@ def test_rows_that_are_being_written_are_not_poisoned():
     encoder(**CALLS[0])
     with encoder.stage([5, 9]) as stage:
         stage.rows.copy_(CALLS[1]["x"])
-        with pytest.raises(vg.InputError, match="this thread is writing rows"):
+        with pytest.raises(vg.errors.InputError, match="this thread is writing rows"):
             encoder.verify(CALLS)
     assert distance(stage.output, encoder.eager(**CALLS[1])) < 1e-6
 
 
 @pytest.mark.parametrize("tolerance", [float("nan"), float("inf"), -1, "1e-3"])
 def test_a_tolerance_that_is_none_is_refused(tolerance):
-    with pytest.raises(vg.SpecError, match="expected a relative error of at least 0"):
-        attention_encoder(verify=vg.Verify(tolerance=tolerance))
-    with pytest.raises(vg.SpecError, match="expected a relative error of at least 0"):
+    with pytest.raises(vg.errors.SpecError, match="expected a relative error of at least 0"):
+        attention_encoder(verify=vg.options.Verify(tolerance=tolerance))
+    with pytest.raises(vg.errors.SpecError, match="expected a relative error of at least 0"):
         attention_encoder().verify(CALLS, tolerance=tolerance)
 
 
 def test_a_tolerance_may_be_given():
     encoder = attention_encoder(module=Rounds())
-    with pytest.raises(vg.VerificationError, match=r"tolerance 5e-07"):
+    with pytest.raises(vg.errors.VerificationError, match=r"tolerance 5e-07"):
         encoder.verify(CALLS, tolerance=ROUNDING / 2)
     assert encoder.verify(CALLS, tolerance=ROUNDING * 2).tolerance == ROUNDING * 2
-    assert attention_encoder(verify=vg.Verify(tolerance=0.5)).verify(CALLS).tolerance == 0.5
+    assert attention_encoder(verify=vg.options.Verify(tolerance=0.5)).verify(CALLS).tolerance == 0.5
     assert attention_encoder(module=Attention().bfloat16()).verify(CALLS).tolerance == 3e-2
 
 
@@ -477,7 +484,7 @@ def right(module, call):
 
 
 def test_a_budget_that_is_wrong_is_out_of_use(caplog):
-    encoder = encoder_of(WrongAt64(), verify=vg.Verify(2, prove=False))
+    encoder = encoder_of(WrongAt64(), verify=vg.options.Verify(2, prove=False))
     call = CALLS[1]
     with caplog.at_level(logging.WARNING, "varlen_graphs"):
         for _ in range(5):
@@ -496,7 +503,7 @@ def test_a_budget_that_is_wrong_is_out_of_use(caplog):
 
 
 def test_after_so_many_calls_nothing_is_compared():
-    encoder = encoder_of(WrongAt64(), budgets=[128], verify=vg.Verify(2, prove=False))
+    encoder = encoder_of(WrongAt64(), budgets=[128], verify=vg.options.Verify(2, prove=False))
     encoder.capture()
     before = encoder.module.runs
     for _ in range(5):
@@ -505,7 +512,7 @@ def test_after_so_many_calls_nothing_is_compared():
 
 
 def test_each_set_of_graphs_is_compared():
-    encoder = attention_encoder(budgets=[64], verify=vg.Verify(1, prove=False))
+    encoder = attention_encoder(budgets=[64], verify=vg.options.Verify(1, prove=False))
     for scale in (1.0, 2.0, 1.0, 2.0):
         encoder(**CALLS[1], scale=scale)
     assert encoder.stats.checked.total() == 2
@@ -513,7 +520,7 @@ def test_each_set_of_graphs_is_compared():
 
 @pytest.mark.parametrize("on_miss", ["eager", "error"])
 def test_without_a_budget_that_is_right_calls_run_eager(on_miss):
-    encoder = encoder_of(WrongAt64(), budgets=[64], verify=vg.Verify(1, prove=False), on_miss=on_miss)
+    encoder = encoder_of(WrongAt64(), budgets=[64], verify=vg.options.Verify(1, prove=False), on_miss=on_miss)
     for call in (CALLS[1], CALLS[1], CALLS[2]):
         assert distance(encoder(**call), right(encoder.module, call)) < 1e-6
     with encoder.stage([5, 9]) as stage:
@@ -526,14 +533,14 @@ def test_without_a_budget_that_is_right_calls_run_eager(on_miss):
 
 
 def test_strict_calls_raise():
-    encoder = encoder_of(WrongAt64(), verify=vg.Verify(1, strict=True, prove=False))
-    with pytest.raises(vg.VerificationError, match="is wrong and now disabled: output of item"):
+    encoder = encoder_of(WrongAt64(), verify=vg.options.Verify(1, strict=True, prove=False))
+    with pytest.raises(vg.errors.VerificationError, match="is wrong and now disabled: output of item"):
         encoder(**CALLS[1])
     assert distance(encoder(**CALLS[1]), right(encoder.module, CALLS[1])) < 1e-6
 
 
 def test_of_a_call_that_is_split_only_the_wrong_budget_is_out_of_use():
-    encoder = encoder_of(WrongAt64(), verify=vg.Verify(1, prove=False))
+    encoder = encoder_of(WrongAt64(), verify=vg.options.Verify(1, prove=False))
     call = calls_of([120, 60])[0]
     for _ in range(2):
         assert distance(encoder(**call), right(encoder.module, call)) < 1e-6
@@ -542,20 +549,20 @@ def test_of_a_call_that_is_split_only_the_wrong_budget_is_out_of_use():
 
 
 def test_items_that_only_the_device_has_seen_are_compared():
-    encoder = encoder_of(WrongAt64(), verify=vg.Verify(1, prove=False))
+    encoder = encoder_of(WrongAt64(), verify=vg.options.Verify(1, prove=False))
     call = CALLS[1] | {"lengths": torch.tensor(CALLS[1]["lengths"])}
     for _ in range(3):
         assert distance(encoder(**call), right(encoder.module, call)) < 1e-6
     assert encoder.stats.replays == {BUDGETS[0]: 1, BUDGETS[1]: 2}
-    fresh = encoder_of(WrongAt64(), verify=vg.Verify(1, prove=False))
+    fresh = encoder_of(WrongAt64(), verify=vg.options.Verify(1, prove=False))
     assert fresh(CALLS[1]["x"], lengths=torch.tensor([5, 8])).isnan().all()
-    with pytest.raises(vg.LayoutError, match="call 1 of those with lengths on the GPU was wrong"):
+    with pytest.raises(vg.errors.LayoutError, match="call 1 of those with lengths on the GPU was wrong"):
         fresh.check()
     assert not fresh.stats.checked
 
 
 def test_stages_are_compared():
-    encoder = encoder_of(WrongAt64(), verify=vg.Verify(1, prove=False))
+    encoder = encoder_of(WrongAt64(), verify=vg.options.Verify(1, prove=False))
     for _ in range(3):
         with encoder.stage([5, 9]) as stage:
             stage.rows.copy_(CALLS[1]["x"])
@@ -574,7 +581,9 @@ class Doubled(nn.Module):
 
 
 def test_where_the_function_in_place_of_a_module_is_wrong_the_module_answers(caplog):
-    encoder = encoder_of(Doubled(), verify=vg.Verify(1, prove=False), forward=lambda module, x: module.linear(x))
+    encoder = encoder_of(
+        Doubled(), verify=vg.options.Verify(1, prove=False), forward=lambda module, x: module.linear(x)
+    )
     for call in CALLS:
         assert distance(encoder(**call), right(encoder.module, call) * 2) < 1e-6
     with encoder.stage(torch.tensor([5, 9])) as stage:
@@ -586,7 +595,7 @@ def test_where_the_function_in_place_of_a_module_is_wrong_the_module_answers(cap
 
 
 def test_nan_of_the_callers_own_is_no_mistake():
-    encoder = encoder_of(nn.Linear(8, 8), verify=vg.Verify(1, prove=False), forward=lambda m, x: m(x))
+    encoder = encoder_of(nn.Linear(8, 8), verify=vg.options.Verify(1, prove=False), forward=lambda m, x: m(x))
     rows = rows_for([5, 9]).index_fill(0, torch.tensor([3]), torch.nan)
     assert encoder(rows, lengths=[5, 9]).isnan().any(1).tolist() == [i == 3 for i in range(14)]
     assert not encoder.stats.wrong.total()
@@ -600,14 +609,14 @@ def test_a_call_that_the_module_refuses_is_compared_with_the_declared_forward_an
     def forward(module, x):
         return module.linear(x)
 
-    encoder = encoder_of(Refuses(), verify=vg.Verify(1, prove=False), forward=forward)
+    encoder = encoder_of(Refuses(), verify=vg.options.Verify(1, prove=False), forward=forward)
     assert distance(encoder(**CALLS[1]), right(encoder.module, CALLS[1])) < 1e-6
     assert "1 replay verified against an eager run of the declared forward, because the module" in encoder.report()
     assert "against the module itself" not in encoder.report()
 
 
 def test_threads_get_right_outputs_while_a_budget_goes_out_of_use():
-    encoder = encoder_of(WrongAt64(), verify=vg.Verify(2, prove=False))
+    encoder = encoder_of(WrongAt64(), verify=vg.options.Verify(2, prove=False))
     expected, worst = right(encoder.module, CALLS[1]), []
 
     def work(number):
@@ -622,7 +631,7 @@ def test_threads_get_right_outputs_while_a_budget_goes_out_of_use():
 @given(st.lists(st.lists(st.integers(1, 128), min_size=1, max_size=6), min_size=1, max_size=4))
 def test_whatever_calls_come_none_is_answered_wrongly(layouts):
     assume(all(sum(lengths) != 64 for lengths in layouts))  # of which the module itself gives the double
-    encoder = encoder_of(WrongAt64(), verify=vg.Verify(1, prove=False))
+    encoder = encoder_of(WrongAt64(), verify=vg.options.Verify(1, prove=False))
     for call in calls_of(*layouts):
         assert distance(encoder(**call), right(encoder.module, call)) < 1e-6
     assert encoder.stats.wrong.total() == len(encoder.disabled)
@@ -630,18 +639,18 @@ def test_whatever_calls_come_none_is_answered_wrongly(layouts):
 
 def test_recipes_take_the_options():
     tower = qwen3_vl_tower()
-    encoder = vg.recipes.qwen3_vl(tower, [256], backend="tape", verify=vg.Verify(1, strict=True, prove=False))
+    encoder = vg.recipes.qwen3_vl(tower, [256], backend="tape", verify=vg.options.Verify(1, strict=True, prove=False))
     grid = [(1, 6, 12)]
     encoder(pixels(grid), grid_thw=torch.tensor(grid))
     assert encoder.stats.checked.total() == 1
-    model = vg.wrap(tower, [256], backend="tape", verify=vg.Verify(1, strict=True, prove=False))
+    model = vg.wrap(tower, [256], backend="tape", verify=vg.options.Verify(1, strict=True, prove=False))
     model(pixels(grid), grid_thw=torch.tensor(grid))
     assert vg.encoders(model)[""].stats.checked.total() == 1
 
 
 @pytest.mark.parametrize("verify", [-1, 0.5, "all"])
 def test_a_number_of_calls_that_is_none_is_refused(verify):
-    with pytest.raises(vg.SpecError, match="expected the number of calls to verify for each budget"):
+    with pytest.raises(vg.errors.SpecError, match="expected the number of calls to verify for each budget"):
         attention_encoder(verify=verify)
 
 
@@ -652,12 +661,12 @@ def test_padding_of_all_replays_of_a_call_is_tried_and_none_of_it_stays():
         def forward(self, x):
             return x + ((x == 7).any() if len(x) == 128 else 0)
 
-    rows = vg.PackedRows("x", shape=(8,))
+    rows = vg.inputs.Rows("x", shape=(8,))
     encoder = vg.GraphedEncoder(
-        Leaks(), [64, 128], vg.BufferSpec(rows, vg.Lengths()), backend="tape", verify=vg.Verify(prove=False)
+        Leaks(), [64, 128], vg.BufferSpec(rows, vg.Lengths()), backend="tape", verify=vg.options.Verify(prove=False)
     )
     call = {"x": torch.full((134, 8), 7.0), "lengths": [64, 70]}
-    with pytest.raises(vg.VerificationError, match="of item"):
+    with pytest.raises(vg.errors.VerificationError, match="of item"):
         encoder.verify([call])
     assert not encoder(torch.zeros(100, 8), lengths=[100]).any()
     encoder.poison()

@@ -10,7 +10,7 @@ from torch import nn
 import varlen_graphs as vg
 
 DIM, LONGEST = 8, 64
-ROWS = vg.PackedRows("x", (DIM,))
+ROWS = vg.inputs.Rows("x", (DIM,))
 
 
 def refusal(module, layout, budget):
@@ -18,9 +18,9 @@ def refusal(module, layout, budget):
     torch.manual_seed(0)
     module = module().eval().requires_grad_(False)
     encoder = vg.GraphedEncoder(
-        module, [budget], vg.BufferSpec(ROWS, layout), backend="tape", verify=vg.Verify(strict=True)
+        module, [budget], vg.BufferSpec(ROWS, layout), backend="tape", verify=vg.options.Verify(strict=True)
     )
-    with pytest.raises(vg.VerificationError) as error:
+    with pytest.raises(vg.errors.VerificationError) as error:
         encoder.capture()
     return str(error.value)
 
@@ -67,7 +67,7 @@ class Conformer(nn.Module):
 
 
 def test_a_convolution_over_padding_is_named_not_what_is_flattened_or_as_long_as_the_batch():
-    message = refusal(Conformer, vg.PaddedLengths(), vg.Budget.padded(4, 32))
+    message = refusal(Conformer, vg.Lengths(padded=True), vg.budgets.Budget.padded(4, 32))
     assert "is aten.convolution.default" in message
     assert "return x + self.out(self.conv(x.mT).mT)" in message
     assert "in blocks.0.conv (Conv1d)" in message
@@ -88,7 +88,7 @@ class AttendsToPadding(Conformer):
 
 
 def test_attention_to_padding_of_a_batch_is_named():
-    message = refusal(AttendsToPadding, vg.PaddedLengths(), vg.Budget.padded(4, 32))
+    message = refusal(AttendsToPadding, vg.Lengths(padded=True), vg.budgets.Budget.padded(4, 32))
     assert "weights = scores.softmax(-1)" in message
 
 
@@ -104,7 +104,7 @@ class Running(nn.Module):
 
 def test_what_lets_items_act_on_each_other_is_named():
     """No replay is wrong: the items of a call have what the module itself makes of them, together."""
-    message = refusal(Running, vg.Lengths(), vg.Budget(64, items=4))
+    message = refusal(Running, vg.Lengths(), vg.budgets.Budget(64, items=4))
     assert "The items of a call act on each other" in message
     assert "reach item 1 is aten.cumsum.default" in message
     assert "return x + x.cumsum(0)" in message
@@ -144,10 +144,10 @@ def generated(library, body):
 
 def test_generated_code_is_not_named_but_the_line_that_calls_its_library(library):
     line = "in forward: return x + library.call(body, x)"
-    assert line in refusal(generated(library, "x - x.mean(0)"), vg.Lengths(), vg.Budget(64, items=4))
+    assert line in refusal(generated(library, "x - x.mean(0)"), vg.Lengths(), vg.budgets.Budget(64, items=4))
     for body in ("x * x.sum().item()", "x[x[:, 0] > 0]"):
         encoder = vg.GraphedEncoder(generated(library, body)(), [64], vg.BufferSpec(ROWS, vg.Lengths()), backend="tape")
-        with pytest.raises(vg.CaptureError) as error:
+        with pytest.raises(vg.errors.CaptureError) as error:
             encoder.capture()
         assert line in str(error.value)
     module = generated(library, "x * x.sum().item()")().eval()

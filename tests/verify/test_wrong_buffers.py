@@ -37,13 +37,13 @@ def centred(module, x, cu_seqlens, scale):
 
 
 def scale_of(factor):
-    return vg.DeviceBuffer("scale", lambda table: table.t[table.row_item].float() * factor, any_segments=False)
+    return vg.buffers.DeviceBuffer("scale", lambda table: table.t[table.row_item].float() * factor, any_segments=False)
 
 
 def encoder_of(per="frame", factor=1.0, declared_by="user", **options):
-    buffers = [vg.CuSeqlens(per=per), scale_of(factor)]
-    spec = vg.BufferSpec(vg.PackedRows("x", (8,)), vg.GridTHW(), buffers, declared_by=declared_by)
-    budgets = [vg.Budget(64, items=4, segments=16)]
+    buffers = [vg.buffers.CuSeqlens(per=per), scale_of(factor)]
+    spec = vg.BufferSpec(vg.inputs.Rows("x", (8,)), vg.GridTHW(), buffers, declared_by=declared_by)
+    budgets = [vg.budgets.Budget(64, items=4, segments=16)]
     return vg.GraphedEncoder(Videos().eval(), budgets, spec, backend="tape", **options)
 
 
@@ -53,7 +53,7 @@ def message_of(encoder):
         warnings.simplefilter("always")
         try:
             encoder(rows_for([24, 4]), grid_thw=[(2, 3, 4), (1, 2, 2)])
-        except vg.SpecError as error:
+        except vg.errors.SpecError as error:
             return str(error)
     return "\n".join(str(warning.message) for warning in caught)
 
@@ -92,8 +92,8 @@ def test_the_value_of_the_module_is_told():
 
 
 def test_verify_names_it_too():
-    encoder = encoder_of(factor=2.0, forward=centred, verify=vg.Verify(prove=False))
-    with pytest.raises(vg.VerificationError, match="Buffer 'scale' is wrong"):
+    encoder = encoder_of(factor=2.0, forward=centred, verify=vg.options.Verify(prove=False))
+    with pytest.raises(vg.errors.VerificationError, match="Buffer 'scale' is wrong"):
         encoder.verify([{"x": rows_for([24]), "grid_thw": torch.tensor([(2, 3, 4)])}])
 
 

@@ -19,7 +19,7 @@ from tests.support.towers import distance, equal_bits
 from varlen_graphs.watch.module_guard import CALLS
 from varlen_graphs.watch.read_memory import ReadMemory
 
-SHAPED = attention_spec(rows=vg.PackedRows("x", shape=(8,)))
+SHAPED = attention_spec(rows=vg.inputs.Rows("x", shape=(8,)))
 
 
 class Reaching(Attention):
@@ -76,7 +76,9 @@ def test_whatever_happens_to_memory_that_graphs_read_is_found_soon_or_when_asked
         encoder(rows, lengths=[6])
         encoder.check()
         change(encoder.module)
-        with pytest.raises(vg.StaleGraphError, match=message + r".*call encoder.release\(\).*on_change=.recapture."):
+        with pytest.raises(
+            vg.errors.StaleGraphError, match=message + r".*call encoder.release\(\).*on_change=.recapture."
+        ):
             _ = encoder.check() if ask else [encoder(rows, lengths=[6]) for _ in range(CALLS)]
 
 
@@ -85,11 +87,11 @@ def test_freed_memory_of_any_weight_is_found_soon_and_never_replayed_again(at):
     encoder, rows = attention_encoder([64], module=Reaching()), rows_for([6])
     encoder(rows, lengths=[6])
     encoder.module.weights[at].weight.untyped_storage().resize_(0)
-    with pytest.raises(vg.StaleGraphError, match=rf"'weights.{at}.weight' was freed"):
+    with pytest.raises(vg.errors.StaleGraphError, match=rf"'weights.{at}.weight' was freed"):
         _ = [encoder(rows, lengths=[6]) for _ in range(CALLS)]
     before = encoder.stats.replays.total()
     for call in (lambda: encoder(rows, lengths=[6]), lambda: encoder(rows, lengths=torch.tensor([6]))) * 3:
-        with pytest.raises(vg.StaleGraphError, match=rf"'weights.{at}.weight' was freed"):
+        with pytest.raises(vg.errors.StaleGraphError, match=rf"'weights.{at}.weight' was freed"):
             call()
     assert encoder.stats.replays.total() == before
 
@@ -105,7 +107,7 @@ def test_a_weight_that_is_replaced_in_some_calls_is_found_and_refused_from_then_
         try:
             functional_call(encoder, {"weights.97.weight": torch.ones(8, 8)}, (rows,), {"lengths": [6]})
             refused.append(False)
-        except vg.StaleGraphError:
+        except vg.errors.StaleGraphError:
             refused.append(True)
     assert refused == sorted(refused)
     assert all(refused[CALLS:])
@@ -116,10 +118,10 @@ def test_what_was_found_once_is_found_by_every_call_until_it_is_as_it_was():
     expected = encoder(rows, lengths=[6])
     weight = encoder.module.weights[50].weight
     data, weight.data = weight.data, weight.data.clone()
-    with pytest.raises(vg.StaleGraphError):
+    with pytest.raises(vg.errors.StaleGraphError):
         encoder.check()
     for _ in range(3):
-        with pytest.raises(vg.StaleGraphError, match=r"'weights.50.weight' was moved or replaced"):
+        with pytest.raises(vg.errors.StaleGraphError, match=r"'weights.50.weight' was moved or replaced"):
             encoder(rows, lengths=[6])
     weight.data = data
     assert torch.equal(encoder(rows, lengths=[6]), expected)
@@ -221,13 +223,13 @@ def test_weights_that_the_module_does_not_register_are_guarded(change, message):
         encoder, linear = outside_encoder()
         encoder.check()
         change(encoder.module, linear)
-        with pytest.raises(vg.StaleGraphError, match=re.escape(message)):
+        with pytest.raises(vg.errors.StaleGraphError, match=re.escape(message)):
             _ = encoder.check() if ask else [encoder(rows_for([6]), lengths=[6]) for _ in range(CALLS)]
 
 
 @pytest.mark.parametrize("change", [change for change, _ in OUTSIDE.values()][:4])
 def test_weights_that_the_module_does_not_register_are_captured_anew(change):
-    encoder, linear = outside_encoder(capture=vg.Capture(on_change="recapture"))
+    encoder, linear = outside_encoder(capture=vg.options.Capture(on_change="recapture"))
     with torch.no_grad():
         change(encoder.module, linear)
     assert distance(encoder(rows_for([6]), lengths=[6]), encoder.eager(rows_for([6]), lengths=[6])) < 1e-6
@@ -238,7 +240,7 @@ def test_a_module_that_is_replaced_in_a_list_is_found_when_asked():
     encoder.module.listed[0] = {"first": encoder.module.listed[0]["first"]}
     encoder.check()
     encoder.module.listed[0]["first"] = nn.Linear(8, 8)
-    with pytest.raises(vg.StaleGraphError, match=re.escape("the module at \"listed[0]['first']\" was replaced")):
+    with pytest.raises(vg.errors.StaleGraphError, match=re.escape("the module at \"listed[0]['first']\" was replaced")):
         encoder.check()
 
 
@@ -279,7 +281,7 @@ def test_what_a_function_caches_is_held_and_told_of():
     with pytest.warns(UserWarning, match=r"graphs read 1 tensor that neither .* holds: float32 \[8\]; they are held"):
         encoder(rows_for([6]), lengths=[6])
     cached().untyped_storage().resize_(0)
-    with pytest.raises(vg.StaleGraphError, match="was freed"):
+    with pytest.raises(vg.errors.StaleGraphError, match="was freed"):
         encoder(rows_for([6]), lengths=[6])
     cached.cache_clear()
 
@@ -312,7 +314,7 @@ def test_a_buffer_that_is_saved_may_not_be_replaced_even_if_no_graph_reads_it():
     encoder, rows = attention_encoder([64], module=module), rows_for([6])
     encoder(rows, lengths=[6])
     module.saved = torch.zeros(8)
-    with pytest.raises(vg.StaleGraphError, match="'saved' was moved or replaced"):
+    with pytest.raises(vg.errors.StaleGraphError, match="'saved' was moved or replaced"):
         encoder(rows, lengths=[6])
 
 
@@ -323,7 +325,7 @@ def test_a_tensor_that_is_resized_is_found_soon(resize):
     encoder, rows = attention_encoder([64], module=Reaching()), rows_for([6])
     encoder(rows, lengths=[6])
     resize(encoder.module.weights[77].weight)
-    with pytest.raises(vg.StaleGraphError, match=r"'weights.77.weight' was moved"):
+    with pytest.raises(vg.errors.StaleGraphError, match=r"'weights.77.weight' was moved"):
         _ = [encoder(rows, lengths=[6]) for _ in range(CALLS)]
 
 
@@ -373,7 +375,7 @@ def test_a_layer_is_guarded_after_its_container_was_made_anew(kind, listed):
     assert equal_bits(encoder(rows, lengths=[6]), expected)
     encoder.check()
     layers[0] = nn.Linear(8, 8)
-    with pytest.raises(vg.StaleGraphError, match=r"'(layers|listed\[0\]).0' was moved"):
+    with pytest.raises(vg.errors.StaleGraphError, match=r"'(layers|listed\[0\]).0' was moved"):
         _ = [encoder(rows, lengths=[6]) for _ in range(CALLS)]
 
 
@@ -401,9 +403,9 @@ REARRANGED = {
 def test_layers_that_come_go_or_move_are_found_by_the_next_call(change, kind, listed):
     encoder, rows, _ = layers_encoder(kind, listed)
     change(encoder.module.container())
-    with pytest.raises(vg.StaleGraphError, match=r"was moved or replaced|gained or lost"):
+    with pytest.raises(vg.errors.StaleGraphError, match=r"was moved or replaced|gained or lost"):
         encoder(rows, lengths=[6])
-    encoder, rows, _ = layers_encoder(kind, listed, capture=vg.Capture(on_change="recapture"))
+    encoder, rows, _ = layers_encoder(kind, listed, capture=vg.options.Capture(on_change="recapture"))
     change(encoder.module.container())
     assert distance(encoder(rows, lengths=[6]), encoder.eager(rows, lengths=[6])) < 1e-6
 
@@ -437,7 +439,9 @@ def test_host_memory_that_is_uploaded_is_held(monkeypatch):
 
 @pytest.mark.parametrize("make", [lambda: KEPT * 2, lambda: torch.rand(4), lambda: torch.ones(4).add_(KEPT)])
 def test_host_memory_that_the_run_makes_and_uploads_is_refused(make, monkeypatch):
-    with pytest.raises(vg.CaptureError, match=r"uploads host memory that the run itself created\n  at .*test_guard.py"):
+    with pytest.raises(
+        vg.errors.CaptureError, match=r"uploads host memory that the run itself created\n  at .*test_guard.py"
+    ):
         Uploads(monkeypatch).run(make)
 
 
@@ -501,12 +505,12 @@ def test_numbers_and_forwards_that_change_are_found_when_asked_and_frozen_until_
     encoder.check()
     change(encoder.module)
     assert equal_bits(encoder(rows, lengths=[6]), expected)
-    with pytest.raises(vg.StaleGraphError, match=re.escape(message)):
+    with pytest.raises(vg.errors.StaleGraphError, match=re.escape(message)):
         encoder.check()
 
 
 def test_numbers_that_change_are_answered_by_a_capture_after_a_check():
-    encoder, rows = scaling_encoder(capture=vg.Capture(on_change="recapture")), rows_for([6])
+    encoder, rows = scaling_encoder(capture=vg.options.Capture(on_change="recapture")), rows_for([6])
     encoder.module.scale = 3.0
     encoder.check()
     assert distance(encoder(rows, lengths=[6]), encoder.eager(rows, lengths=[6])) < 1e-6
@@ -539,7 +543,7 @@ def test_state_that_the_first_call_left_behind_is_guarded():
     encoder(rows_for([6]), lengths=[6])
     encoder.check()
     encoder.module.call.states[0].untyped_storage().resize_(0)
-    with pytest.raises(vg.StaleGraphError, match=re.escape("'call.states[0]' was freed")):
+    with pytest.raises(vg.errors.StaleGraphError, match=re.escape("'call.states[0]' was freed")):
         encoder.check()
 
 
@@ -559,7 +563,7 @@ def test_state_that_the_first_call_left_behind_is_guarded():
 )
 @pytest.mark.parametrize("staged", [False, True], ids=["call", "stage"])
 def test_a_change_is_answered_by_a_capture_in_the_same_call(change, staged, caplog):
-    encoder, rows = attention_encoder(spec=SHAPED, capture=vg.Capture(on_change="recapture")), rows_for([6])
+    encoder, rows = attention_encoder(spec=SHAPED, capture=vg.options.Capture(on_change="recapture")), rows_for([6])
     encoder(rows, lengths=[6], scale=2.0)
     encoder(rows, lengths=[6])
     with torch.no_grad():
@@ -584,7 +588,7 @@ def test_a_change_is_answered_by_a_capture_in_the_same_call(change, staged, capl
 
 
 def test_a_check_releases_and_the_next_call_captures():
-    encoder, rows = attention_encoder(capture=vg.Capture(on_change="recapture")), rows_for([6])
+    encoder, rows = attention_encoder(capture=vg.options.Capture(on_change="recapture")), rows_for([6])
     encoder(rows, lengths=[6])
     encoder.module.double()
     encoder.check()
@@ -593,7 +597,7 @@ def test_a_check_releases_and_the_next_call_captures():
 
 
 def test_hooks_on_parts_that_came_later_are_seen_after_a_capture():
-    encoder, rows = attention_encoder(capture=vg.Capture(on_change="recapture")), rows_for([6])
+    encoder, rows = attention_encoder(capture=vg.options.Capture(on_change="recapture")), rows_for([6])
     encoder(rows, lengths=[6])
     encoder.module.qkv = nn.Linear(8, 24)
     encoder(rows, lengths=[6])
@@ -605,8 +609,8 @@ def test_hooks_on_parts_that_came_later_are_seen_after_a_capture():
 
 
 def test_other_answers_to_a_change_are_refused():
-    with pytest.raises(vg.SpecError, match="on_change='ignore': expected one of 'error', 'recapture'"):
-        attention_encoder(capture=vg.Capture(on_change="ignore"))
+    with pytest.raises(vg.errors.SpecError, match="on_change='ignore': expected one of 'error', 'recapture'"):
+        attention_encoder(capture=vg.options.Capture(on_change="ignore"))
 
 
 # What else lives in the memory of graphs
@@ -717,5 +721,5 @@ def test_another_order_of_parts_is_found(change):
     encoder = encoder_of(module := Sequence())
     encoder(rows_for([6]), lengths=[6])
     change(module)
-    with pytest.raises(vg.StaleGraphError, match="in another order"):
+    with pytest.raises(vg.errors.StaleGraphError, match="in another order"):
         encoder.check()

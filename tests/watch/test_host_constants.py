@@ -40,27 +40,27 @@ def test_constants_are_held_without_a_warning_and_are_no_memory_to_watch(recwarn
 
 @pytest.mark.parametrize("function", VARYING)
 def test_values_that_differ_from_run_to_run_are_refused(function):
-    with pytest.raises(vg.CaptureError, match=rf"differs from that of the run before\n.*in {function.__name__}"):
+    with pytest.raises(vg.errors.CaptureError, match=rf"differs from that of the run before\n.*in {function.__name__}"):
         encoder_of(function)(torch.randn(3, 8), lengths=[3])
 
 
 @pytest.mark.parametrize("function", RANDOM)
 def test_random_numbers_of_the_host_are_refused(function):
-    with pytest.raises(vg.CaptureError, match=rf"host tensor(.|\n)*in {function.__name__}"):
+    with pytest.raises(vg.errors.CaptureError, match=rf"host tensor(.|\n)*in {function.__name__}"):
         encoder_of(function)(torch.randn(3, 8), lengths=[3])
 
 
 @pytest.mark.parametrize("function", RESULTS)
 def test_reads_of_what_the_device_computes_of_constants_are_refused(function):
     with pytest.raises(
-        vg.CaptureError, match=rf"Tensor.tolist reads a tensor on the host(.|\n)*in {function.__name__}"
+        vg.errors.CaptureError, match=rf"Tensor.tolist reads a tensor on the host(.|\n)*in {function.__name__}"
     ):
         encoder_of(function)(torch.randn(3, 8), lengths=[3])
 
 
 def test_compiled_forwards_take_no_constants():
-    encoder = encoder_of(relative_positions, capture=vg.Capture(compile=True))
-    with pytest.raises(vg.CaptureError, match=r"mixes device tensors with a host tensor"):
+    encoder = encoder_of(relative_positions, capture=vg.options.Capture(compile=True))
+    with pytest.raises(vg.errors.CaptureError, match=r"mixes device tensors with a host tensor"):
         encoder(torch.randn(3, 8), lengths=[3])
 
 
@@ -82,13 +82,13 @@ def test_a_second_run_gets_the_constants_of_the_first(function):
     ConstantsMode(torch.device("meta"), "the module", memory.constants).watch(run, fast_paths=False)
     one = memory.constants[0]
     other = [HostConstant(one.on_host + 1, one.on_device), *memory.constants[1:]]
-    with pytest.raises(vg.CaptureError, match="differs from that of the run before"):
+    with pytest.raises(vg.errors.CaptureError, match="differs from that of the run before"):
         ConstantsMode(torch.device("meta"), "the module", other).watch(run, fast_paths=False)
 
 
 @pytest.mark.parametrize("function", [*KEPT, *RANDOM])
 def test_what_may_change_on_the_host_is_refused(function):
     memory = ReadMemory(torch.device("meta"), "the module")
-    with pytest.raises(vg.CaptureError, match=rf"host tensor(.|\n)*in {function.__name__}"):
+    with pytest.raises(vg.errors.CaptureError, match=rf"host tensor(.|\n)*in {function.__name__}"):
         memory.watch(on_meta(function))
     assert not memory.constants

@@ -14,7 +14,7 @@ import varlen_graphs as vg
 from tests.support.encoders import Of
 from varlen_graphs.capture.tape import TapeCapture
 
-SPEC = vg.BufferSpec(vg.PackedRows("x", shape=(8,)), vg.Lengths())
+SPEC = vg.BufferSpec(vg.inputs.Rows("x", shape=(8,)), vg.Lengths())
 
 
 def in_thread(function):
@@ -200,9 +200,13 @@ def swallows_and_fails(m, x, lengths=None):
 def test_a_refusal_that_the_module_swallows_is_raised_at_the_end(function):
     x = torch.ones(4)
     encoder = vg.GraphedEncoder(
-        Of(function), [64], vg.BufferSpec(vg.PackedRows("x", shape=(4,)), vg.Lengths()), backend="tape"
+        Of(function), [64], vg.BufferSpec(vg.inputs.Rows("x", shape=(4,)), vg.Lengths()), backend="tape"
     )
-    with pytest.raises(vg.CaptureError, match=r"reads a tensor on the host\n  at .*test_thread_modes.py.*in swallows"):
+    with pytest.raises(
+        vg.errors.CaptureError, match=r"reads a tensor on the host\n  at .*test_thread_modes.py.*in swallows"
+    ):
         encoder.capture()
-    with pytest.raises(vg.CaptureError, match=r"reads a tensor on the host\n  at .*test_thread_modes.py.*in swallows"):
+    with pytest.raises(
+        vg.errors.CaptureError, match=r"reads a tensor on the host\n  at .*test_thread_modes.py.*in swallows"
+    ):
         TapeCapture().capture(lambda: [function(None, x)], "the test")

@@ -9,8 +9,8 @@ from varlen_graphs.buffers.grid_positions import GridPositions
 from varlen_graphs.buffers.host_buffer import HostBuffer
 from varlen_graphs.buffers.interpolation import Interpolation, interpolate_positions
 from varlen_graphs.buffers.interpolation_taps import InterpolationIndices, InterpolationWeights
-from varlen_graphs.buffers.key_padding_mask import KeyPaddingMask
 from varlen_graphs.buffers.lookup import Lookup
+from varlen_graphs.buffers.mask import Mask
 from varlen_graphs.buffers.max_seqlen import MaxSeqlen
 from varlen_graphs.buffers.prefix_index import PrefixIndex
 from varlen_graphs.buffers.relative_index import GridOffsets, T5Buckets
@@ -33,8 +33,8 @@ __all__ = [
     "Interpolation",
     "InterpolationIndices",
     "InterpolationWeights",
-    "KeyPaddingMask",
     "Lookup",
+    "Mask",
     "MaxSeqlen",
     "PrefixIndex",
     "RelativePositionBias",

@@ -8,12 +8,12 @@ from torch import Tensor, nn
 
 from varlen_graphs.attention.api import Window
 from varlen_graphs.buffers.base import Buffer
+from varlen_graphs.checks.fields import check_fields
 from varlen_graphs.errors import SpecError
-from varlen_graphs.layout.dtypes import module_dtype
-from varlen_graphs.layout.entry_counts import EntryCounts
-from varlen_graphs.layout.fields import check_fields
-from varlen_graphs.layout.item_table import ItemTable
-from varlen_graphs.layout.segments import Per
+from varlen_graphs.layouts.dtypes import module_dtype
+from varlen_graphs.layouts.entry_counts import EntryCounts
+from varlen_graphs.layouts.item_table import ItemTable
+from varlen_graphs.layouts.segments import Per
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class AttentionMask(Buffer):
         if self.dtype not in (None, torch.bool) and not (self.dtype.is_floating_point and self.dtype.itemsize > 1):
             raise SpecError(
                 f"{self!r}: expected torch.bool, a floating dtype of 16 bits or more, or None for that of the module; "
-                "for a mask [batch, length] of integers declare KeyPaddingMask"
+                "for a mask [batch, length] of integers declare buffers.Mask"
             )
 
     def produce(self, table: ItemTable, module: nn.Module) -> Tensor:

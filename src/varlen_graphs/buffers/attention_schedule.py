@@ -7,9 +7,9 @@ from torch import nn
 from varlen_graphs.attention.api import TileSchedule, tile_schedule
 from varlen_graphs.buffers.base import Buffer
 from varlen_graphs.buffers.cu_seqlens import check_queries
-from varlen_graphs.layout.fields import check_at_least, check_fields
-from varlen_graphs.layout.item_table import ItemTable
-from varlen_graphs.layout.segments import Per
+from varlen_graphs.checks.fields import check_at_least, check_fields
+from varlen_graphs.layouts.item_table import ItemTable
+from varlen_graphs.layouts.segments import Per
 
 
 @dataclass(frozen=True)

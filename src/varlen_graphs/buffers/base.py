@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor, nn
 
 from varlen_graphs.errors import SpecError
-from varlen_graphs.layout.item_table import ItemTable
+from varlen_graphs.layouts.item_table import ItemTable
 
 
 class Buffer(ABC):

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from varlen_graphs.buffers.base import Buffer
+from varlen_graphs.checks.fields import check_fields
 from varlen_graphs.errors import SpecError
-from varlen_graphs.layout.fields import check_fields
-from varlen_graphs.layout.item_table import ItemTable
-from varlen_graphs.layout.segments import Per
+from varlen_graphs.layouts.item_table import ItemTable
+from varlen_graphs.layouts.segments import Per
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ from typing import Any, ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
+from varlen_graphs.budgets.budget import Budget
+from varlen_graphs.checks.fields import check_fields, check_pad, is_integer
 from varlen_graphs.errors import SpecError, counted
-from varlen_graphs.layout.budgets import Budget
-from varlen_graphs.layout.fields import check_fields, check_pad, is_integer
-from varlen_graphs.layout.items import Layout
-from varlen_graphs.layout.segments import Per, segments_of
+from varlen_graphs.layouts.items import Layout
+from varlen_graphs.layouts.segments import Per, segments_of
 
 Capacity = Literal["rows", "items", "segments", "segments + 1"]
 

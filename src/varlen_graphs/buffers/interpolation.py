@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from varlen_graphs.buffers.base import Buffer, TensorSource, resolve_tensor
+from varlen_graphs.checks.fields import check_fields
 from varlen_graphs.errors import InputError, SpecError
 from varlen_graphs.kernels.antialias.op import antialias as antialias_op
 from varlen_graphs.kernels.interpolation.op import interpolate
 from varlen_graphs.kernels.interpolation.reference import Mode
-from varlen_graphs.layout.fields import check_fields
-from varlen_graphs.layout.item_table import ItemTable
-from varlen_graphs.layout.items import Order
+from varlen_graphs.layouts.item_table import ItemTable
+from varlen_graphs.layouts.items import Order
 from varlen_graphs.watch.sharded import require_replicated
 
 
@@ -35,7 +35,7 @@ def interpolate_positions(
     outside an encoder. There are no gradients.
 
     ```python
-    table = vg.layout.ItemTable(grid_thw, vg.Budget(len(x)), vg.GridTHW(merge=2))
+    table = vg.layouts.ItemTable(grid_thw, vg.budgets.Budget(len(x)), vg.GridTHW(merge=2))
     x = vg.buffers.interpolate_positions(pos_embed.weight, table, mode="bicubic", order="merge_block", add=x)
     ```
 

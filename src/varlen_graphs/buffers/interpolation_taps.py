@@ -8,12 +8,12 @@ from torch import Tensor, nn
 
 from varlen_graphs.buffers.base import Buffer
 from varlen_graphs.buffers.interpolation import side_of
+from varlen_graphs.checks.fields import check_at_least, check_fields
 from varlen_graphs.errors import SpecError
 from varlen_graphs.kernels.interpolation.op import interpolation_taps
 from varlen_graphs.kernels.interpolation.reference import Mode
-from varlen_graphs.layout.fields import check_at_least, check_fields
-from varlen_graphs.layout.item_table import ItemTable
-from varlen_graphs.layout.items import Order
+from varlen_graphs.layouts.item_table import ItemTable
+from varlen_graphs.layouts.items import Order
 
 
 @dataclass(frozen=True)

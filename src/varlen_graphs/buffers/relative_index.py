@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from varlen_graphs.checks.fields import check_at_least, check_fields
 from varlen_graphs.errors import SpecError
-from varlen_graphs.layout.fields import check_at_least, check_fields
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ from torch import Tensor, nn
 
 from varlen_graphs.buffers.axes import Axis, axis_names
 from varlen_graphs.buffers.base import Buffer, TensorSource, resolve_tensor
+from varlen_graphs.checks.fields import check_fields
 from varlen_graphs.kernels.rotary_table.op import rotary_table
-from varlen_graphs.layout.fields import check_fields
-from varlen_graphs.layout.item_table import ItemTable
-from varlen_graphs.layout.items import Order
-from varlen_graphs.layout.segments import Windows
+from varlen_graphs.layouts.item_table import ItemTable
+from varlen_graphs.layouts.items import Order
+from varlen_graphs.layouts.segments import Windows
 
 
 @dataclass(frozen=True)

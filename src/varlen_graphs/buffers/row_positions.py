@@ -7,9 +7,9 @@ from typing import cast
 from torch import Tensor, nn
 
 from varlen_graphs.buffers.base import Buffer
+from varlen_graphs.checks.fields import check_at_least, check_fields
 from varlen_graphs.kernels.positions.op import positions
-from varlen_graphs.layout.fields import check_at_least, check_fields
-from varlen_graphs.layout.item_table import ItemTable
+from varlen_graphs.layouts.item_table import ItemTable
 
 
 @dataclass(frozen=True)

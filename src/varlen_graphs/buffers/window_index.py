@@ -6,10 +6,10 @@ from typing import cast
 from torch import Tensor, nn
 
 from varlen_graphs.buffers.base import Buffer
+from varlen_graphs.checks.fields import check_fields
 from varlen_graphs.kernels.windows.op import window_index
-from varlen_graphs.layout.fields import check_fields
-from varlen_graphs.layout.item_table import ItemTable
-from varlen_graphs.layout.segments import Windows
+from varlen_graphs.layouts.item_table import ItemTable
+from varlen_graphs.layouts.segments import Windows
 
 
 @dataclass(frozen=True)

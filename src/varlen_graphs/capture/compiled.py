@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from varlen_graphs.budgets.budget import Budget
 from varlen_graphs.errors import CaptureError
-from varlen_graphs.layout.budgets import Budget
 
 
 class CompiledForward:

@@ -19,8 +19,8 @@ from varlen_graphs.capture.parts import EVALUATION, ModuleParts
 from varlen_graphs.capture.pool import Pool
 from varlen_graphs.capture.tape import TapeCapture
 from varlen_graphs.capture.torch_modes import watcher
+from varlen_graphs.checks.values import quoted
 from varlen_graphs.errors import SpecError, counted, warn
-from varlen_graphs.layout.values import quoted
 
 BackendName = Literal["auto", "cuda", "tape", "eager"]
 

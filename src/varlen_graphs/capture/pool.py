@@ -51,7 +51,7 @@ class Pool:
     def __reduce__(self) -> Any:
         raise TypeError(
             "a Pool is neither copied nor pickled, because its memory belongs to this process: make another one, such "
-            "as vg.Pool()"
+            "as vg.options.Pool()"
         )
 
     def bind(self, device: torch.device) -> None:

@@ -13,14 +13,14 @@ RECIPE_NAMES: dict[str, str] = {}
 """Names of recipes by the class of their towers; the recipes register themselves."""
 
 _BY_KEYWORD = {
-    "cu_seqlens": 'vg.CuSeqlens("cu_seqlens", per="frame")',
-    "cu_window_seqlens": 'vg.CuSeqlens("cu_window_seqlens", per=vg.Windows(side))',
+    "cu_seqlens": 'vg.buffers.CuSeqlens("cu_seqlens", per="frame")',
+    "cu_window_seqlens": 'vg.buffers.CuSeqlens("cu_window_seqlens", per=vg.layouts.Windows(side))',
     "interp_indices": 'vg.buffers.InterpolationIndices("interp_indices", ...)',
     "interp_weights": 'vg.buffers.InterpolationWeights("interp_weights", ...)',
-    "max_seqlen": 'vg.MaxSeqlen("max_seqlen", per="frame")',
-    "max_window_seqlen": 'vg.MaxSeqlen("max_window_seqlen", per=vg.Windows(side))',
-    "position_ids": 'vg.GridPositions("position_ids", order=...)',
-    "window_index": 'vg.buffers.WindowIndex(vg.Windows(side), "window_index")',
+    "max_seqlen": 'vg.buffers.MaxSeqlen("max_seqlen", per="frame")',
+    "max_window_seqlen": 'vg.buffers.MaxSeqlen("max_window_seqlen", per=vg.layouts.Windows(side))',
+    "position_ids": 'vg.buffers.GridPositions("position_ids", order=...)',
+    "window_index": 'vg.buffers.WindowIndex(vg.layouts.Windows(side), "window_index")',
 }
 """Declarations of the tensors that towers of transformers take precomputed."""
 
@@ -40,7 +40,7 @@ def summary(module: nn.Module, example: ExampleCall, findings: Sequence[Finding]
     layout = next((text for name, own in {**described, **given}.items() if (text := _layout(name, own, rows))), None)
     keywords = list(dict.fromkeys(name for finding in findings for name in finding.arguments))
     others = [text for finding in findings if not finding.arguments and (text := finding.declaration)]
-    buffers = [_BY_KEYWORD.get(name, f'vg.DeviceBuffer("{name}", ...)') for name in keywords]
+    buffers = [_BY_KEYWORD.get(name, f'vg.buffers.DeviceBuffer("{name}", ...)') for name in keywords]
     lines = [
         "vg.BufferSpec(",
         f'    rows="{rows}",',
@@ -81,9 +81,9 @@ def _layout(name: str, tensor: Tensor, rows: str) -> str | None:
     if name == rows or tensor.is_floating_point() or tensor.is_nested:
         return None
     if tensor.dim() == 2 and tensor.shape[1] in (2, 3):
-        return f'vg.{"GridHW" if tensor.shape[1] == 2 else "GridTHW"}("{name}")'
+        return f'vg.{"layouts.GridHW" if tensor.shape[1] == 2 else "GridTHW"}("{name}")'
     if tensor.dim() == 2 and "mask" in name:
-        return f'vg.PaddedMask("{name}")'
+        return f'vg.Mask("{name}")'
     if tensor.dim() == 1 and "cu_" not in name:
         return f'vg.Lengths("{name}")'
     return None

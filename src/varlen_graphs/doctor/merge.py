@@ -23,7 +23,7 @@ _DECLARATIONS = {
     r"interpolat|bilinear|bicubic|upsample|resample": "Interpolation",
     r"rot(ary)?_|_rot|rope|freqs": "RotaryTable",
     r"pos(ition)?_?ids|coordinates": "GridPositions (of grids) or RowPositions (of lengths)",
-    r"(padding|attention|sdpa)_mask(?!=None)": "the layout PaddedMask, with the buffer AttentionMask or KeyPaddingMask",
+    r"(padding|attention|sdpa)_mask(?!=None)": "the layout Mask, with the buffer AttentionMask or buffers.Mask",
     r"attn|attention": "CuSeqlens, and call vg.varlen_attention with it",
 }
 """Declaration by pattern, most specific first."""
@@ -95,5 +95,5 @@ def _declaration(kind: str, line: Line, module: str) -> str | None:
                 if re.search(pattern, words):
                     return declaration
         if re.search(r"return .*\bsplit\(", statement(line)):
-            return "the output as Rows(), in one tensor; vg.Items() gives one entry an item"
+            return "the output as Rows(), in one tensor; vg.outputs.Items() gives one entry an item"
     return None

@@ -6,17 +6,18 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
+from varlen_graphs.budgets.budget import Budget
+from varlen_graphs.declaration.buffer_spec import BufferSpec
 from varlen_graphs.doctor.advice import named_tensors
 from varlen_graphs.doctor.example_call import ExampleCall
 from varlen_graphs.doctor.run_record import Occurrence
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import VerificationError
-from varlen_graphs.layout.arguments import LayoutArgument
-from varlen_graphs.layout.budgets import Budget
-from varlen_graphs.layout.grids import GridHW, GridTHW, Lengths
-from varlen_graphs.spec.buffer_spec import BufferSpec
-from varlen_graphs.spec.rows import PackedRows
-from varlen_graphs.verify.options import Verify
+from varlen_graphs.inputs.rows import Rows as InputRows
+from varlen_graphs.layouts.arguments import LayoutArgument
+from varlen_graphs.layouts.grids import GridHW, GridTHW
+from varlen_graphs.layouts.lengths import Lengths
+from varlen_graphs.options.verify import Verify
 from varlen_graphs.watch.lines import Line
 
 PROVEN_AT = Budget(256, items=16, segments=64)
@@ -66,7 +67,7 @@ def declaration(module: nn.Module, example: ExampleCall) -> BufferSpec | None:
     floating = rows.is_floating_point()
     pad = 0 if floating or not rows.numel() else int(rows.min())
     return BufferSpec(
-        PackedRows(name, tuple(rows.shape[1:]), None if floating else rows.dtype, pad), layout, declared_by="recipe"
+        InputRows(name, tuple(rows.shape[1:]), None if floating else rows.dtype, pad), layout, declared_by="recipe"
     )
 
 

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import torch
 
+from varlen_graphs.budgets.budget import Budget
 from varlen_graphs.capture.memory import available_bytes, empty_cache, forget_frames, is_out_of_memory
 from varlen_graphs.kernels.launch import compiling_in_threads
-from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.watch.memory_meter import MemoryMeter
 from varlen_graphs.watch.thread_modes import run_under
 

@@ -9,20 +9,20 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from varlen_graphs.budgets.budget import Budget
+from varlen_graphs.checks.values import check_not_freed
+from varlen_graphs.declaration.buffer_spec import BufferSpec
+from varlen_graphs.declaration.call import Call
 from varlen_graphs.errors import InputError
 from varlen_graphs.graphs.padding_values import poison_floating, repeat_entries
 from varlen_graphs.graphs.pinned_ring import PinnedRing
 from varlen_graphs.graphs.row_source import NOWHERE, RowSource, Source, address_of_sizes
 from varlen_graphs.graphs.static_inputs import StaticInputs
-from varlen_graphs.layout.budgets import Budget
-from varlen_graphs.layout.item_table import ItemTable
-from varlen_graphs.layout.items import Layout
-from varlen_graphs.layout.packed_batch import Places, Sizes, has_padding, pack_rows, real_places
-from varlen_graphs.layout.samples import sample_item
-from varlen_graphs.layout.span import Span
-from varlen_graphs.layout.values import check_not_freed
-from varlen_graphs.spec.buffer_spec import BufferSpec
-from varlen_graphs.spec.call import Call
+from varlen_graphs.layouts.item_table import ItemTable
+from varlen_graphs.layouts.items import Layout
+from varlen_graphs.layouts.packed_batch import Places, Sizes, has_padding, pack_rows, real_places
+from varlen_graphs.layouts.samples import sample_item
+from varlen_graphs.layouts.span import Span
 
 HEADER = 5
 """Number of integers that come first; see `Arena.header`."""

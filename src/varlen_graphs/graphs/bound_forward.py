@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from varlen_graphs.budgets.budget import Budget
 from varlen_graphs.capture.memory import is_out_of_memory
 from varlen_graphs.capture.mode import Mode
 from varlen_graphs.capture.torch_modes import active_mode
@@ -17,9 +18,8 @@ from varlen_graphs.graphs.first_run import run_on_sample
 from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.graphs.output_form import check_constants, check_entries, entries
 from varlen_graphs.graphs.shared_arguments import check_shared
-from varlen_graphs.layout.budgets import Budget
-from varlen_graphs.layout.item_table import ItemTable
-from varlen_graphs.spec.outputs import Parts, SizeError, check_extents, clear_gaps, flatten
+from varlen_graphs.layouts.item_table import ItemTable
+from varlen_graphs.outputs.parts import Parts, SizeError, check_extents, clear_gaps, flatten
 from varlen_graphs.watch.lines import raising_line
 from varlen_graphs.watch.rules_mode import CaptureRulesMode
 from varlen_graphs.watch.shadow import Shadow, address_of
@@ -135,7 +135,7 @@ class BoundForward:
                 raise  # what CUDA refuses in a recording, `CudaCapture` explains
             declared = self._forward.spec.advice(
                 "something in the module has a size that follows neither from the rows nor from a declared buffer, or "
-                "rows have another shape than PackedRows(shape=...) declares, or the first call brought; "
+                "rows have another shape than inputs.Rows(shape=...) declares, or the first call brought; "
                 "vg.diagnose(module, calls) names what cannot be captured, and",
                 "the module computes a size in another way than its recipe declares;",
             )

@@ -10,10 +10,10 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from varlen_graphs.declaration.call import Call
 from varlen_graphs.errors import CaptureError, VarlenGraphsError
 from varlen_graphs.graphs.forward import Forward
-from varlen_graphs.spec.call import Call
-from varlen_graphs.spec.outputs import Parts, flatten
+from varlen_graphs.outputs.parts import Parts, flatten
 from varlen_graphs.watch.lines import UNKNOWN_LINE, user_lines
 from varlen_graphs.watch.made_up_run import run_made_up
 from varlen_graphs.watch.rules import written_arguments

@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 
+from varlen_graphs.budgets.budget import Budget
 from varlen_graphs.capture.agreement import Agreement
+from varlen_graphs.declaration.buffer_spec import BufferSpec
 from varlen_graphs.errors import warn
 from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.graphs.graph_set import GraphSet
-from varlen_graphs.layout.budgets import Budget
-from varlen_graphs.layout.items import Layout
+from varlen_graphs.layouts.items import Layout
 from varlen_graphs.routing.costs import Costs
-from varlen_graphs.spec.buffer_spec import BufferSpec
 
 FEW_ROWS = 256
 """Rows of an eager run whose time is that of the host alone."""

@@ -10,10 +10,14 @@ from typing import Any, NamedTuple
 
 import torch
 
+from varlen_graphs.budgets.budget import Budget
 from varlen_graphs.capture.agreement import Agreement
 from varlen_graphs.capture.memory import is_out_of_memory
 from varlen_graphs.capture.mode import Mode
 from varlen_graphs.capture.pool import Pool, on_device
+from varlen_graphs.checks.values import quoted
+from varlen_graphs.declaration.call import Call
+from varlen_graphs.declaration.statics import StaticKey, static_key
 from varlen_graphs.errors import BudgetError, SpecError, VerificationError, warn
 from varlen_graphs.graphs.allowance import Allowance
 from varlen_graphs.graphs.arena import Arena
@@ -24,12 +28,8 @@ from varlen_graphs.graphs.dependencies import Dependencies
 from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.graphs.gpu_checks import GpuChecks
 from varlen_graphs.graphs.graph_set import GraphSet, reason_of
-from varlen_graphs.layout.budgets import Budget
-from varlen_graphs.layout.values import quoted
+from varlen_graphs.outputs.parts import SizeError
 from varlen_graphs.routing.enabled import CAPTURE_FAILED, EnabledBudgets
-from varlen_graphs.spec.call import Call
-from varlen_graphs.spec.outputs import SizeError
-from varlen_graphs.spec.statics import StaticKey, static_key
 from varlen_graphs.watch.made_up_run import run_made_up
 from varlen_graphs.watch.shadow import Shadow
 from varlen_graphs.watch.sharded import mesh_of
@@ -40,7 +40,7 @@ MANY_KEYS = 8
 MOST_SETS = 16
 """Number of sets of static arguments and adapters that calls capture; `encoder.capture(...)` captures any."""
 
-PER_CALL = "declare what changes from call to call by inputs=[vg.PerCall(...)] of the BufferSpec"
+PER_CALL = "declare what changes from call to call by inputs=[vg.inputs.PerCall(...)] of the BufferSpec"
 
 TOO_MANY_SETS = "more sets of static arguments than calls capture"
 

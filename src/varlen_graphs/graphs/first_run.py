@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from varlen_graphs.declaration.buffer_spec import BufferSpec
 from varlen_graphs.errors import CaptureError, SpecError
 from varlen_graphs.graphs.forward import Forward
-from varlen_graphs.spec.buffer_spec import BufferSpec
-from varlen_graphs.spec.outputs import Parts
+from varlen_graphs.outputs.parts import Parts
 from varlen_graphs.watch.made_up_run import MadeUpRun, OutOfRangeError, run_made_up
 from varlen_graphs.watch.thread_modes import run_under
 

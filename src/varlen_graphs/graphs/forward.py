@@ -12,28 +12,28 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 from torch import Tensor, nn
 
+from varlen_graphs.budgets.budget import Budget
 from varlen_graphs.buffers import Buffer
 from varlen_graphs.capture.compiled import CompiledForward
 from varlen_graphs.capture.memory import is_out_of_memory
 from varlen_graphs.capture.pool import on_device
+from varlen_graphs.checks.values import as_tensor
+from varlen_graphs.declaration.buffer_spec import BufferSpec
+from varlen_graphs.declaration.call import EMPTY_ITEM, Call
+from varlen_graphs.declaration.other_outputs import OUTPUT_HIDDEN_STATES, check_hidden_states
+from varlen_graphs.declaration.reading import exact_table, read_layout
+from varlen_graphs.declaration.signature import Signature
+from varlen_graphs.declaration.statics import StaticKey
 from varlen_graphs.errors import LayoutError, counted, warn
-from varlen_graphs.layout.budgets import Budget
-from varlen_graphs.layout.dtypes import module_dtype
-from varlen_graphs.layout.item_table import ItemTable
-from varlen_graphs.layout.items import Layout
-from varlen_graphs.layout.span import Span
-from varlen_graphs.layout.values import as_tensor
-from varlen_graphs.spec.buffer_spec import BufferSpec
-from varlen_graphs.spec.call import EMPTY_ITEM, Call
-from varlen_graphs.spec.declared_outputs import extents
-from varlen_graphs.spec.entries import filled
-from varlen_graphs.spec.inputs import Input, PerItem
-from varlen_graphs.spec.other_outputs import OUTPUT_HIDDEN_STATES, check_hidden_states
-from varlen_graphs.spec.outputs import Parts, check_extents, clear_gaps, flatten, with_padding
-from varlen_graphs.spec.patches import Patches
-from varlen_graphs.spec.reading import exact_table, read_layout
-from varlen_graphs.spec.signature import Signature
-from varlen_graphs.spec.statics import StaticKey
+from varlen_graphs.inputs.extra import Input, PerItem
+from varlen_graphs.inputs.patches import Patches
+from varlen_graphs.layouts.dtypes import module_dtype
+from varlen_graphs.layouts.item_table import ItemTable
+from varlen_graphs.layouts.items import Layout
+from varlen_graphs.layouts.span import Span
+from varlen_graphs.outputs.declared import extents
+from varlen_graphs.outputs.entries import filled
+from varlen_graphs.outputs.parts import Parts, check_extents, clear_gaps, flatten, with_padding
 from varlen_graphs.watch.shadow import Shadow
 
 MODULE = "the module itself"
@@ -174,7 +174,7 @@ class Forward:
         packed = spec.packed.as_argument(rows).contiguous()
         arguments: dict[str, Any] = {spec.packed.name: packed, **given, **statics}
         arguments |= {one.name: one.prepare(given[one.name], table, spec.clears_padding) for one in spec.inputs}
-        if spec.layout.has_argument and not spec.layout.packs and takes(spec.layout.name):
+        if spec.layout.has_argument and not spec.layout.packed and takes(spec.layout.name):
             arguments[spec.layout.name] = spec.layout.argument(table.values, table.budget)
         arguments |= {c.name: table.column(c.name) for c in spec.layout.columns if takes(c.name)}
         return arguments | {b.name: b.produce(table, self.module) for b in self._buffers if isinstance(b, Buffer)}

@@ -7,13 +7,13 @@ from threading import RLock
 import torch
 from torch import Tensor
 
+from varlen_graphs.budgets.budget import Budget
+from varlen_graphs.declaration.buffer_spec import BufferSpec
 from varlen_graphs.errors import LayoutError, counted
 from varlen_graphs.graphs.arena import Arena
 from varlen_graphs.kernels.check.op import check_items
 from varlen_graphs.kernels.check.reference import LONGEST, MERGE, RATIO, ROWS, SEGMENTS, SIZE
-from varlen_graphs.layout.budgets import Budget
-from varlen_graphs.layout.item_table import ItemTable
-from varlen_graphs.spec.buffer_spec import BufferSpec
+from varlen_graphs.layouts.item_table import ItemTable
 
 LOGGER = logging.getLogger("varlen_graphs")
 

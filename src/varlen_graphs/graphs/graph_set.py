@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from varlen_graphs.attention.timing import AttentionCost, measuring
+from varlen_graphs.budgets.budget import Budget
 from varlen_graphs.capture.agreement import Agreement, Failure
 from varlen_graphs.capture.backend import CAPTURE_LOCK, Backend, Graph
 from varlen_graphs.capture.memory import empty_cache, forget_frames
@@ -20,9 +21,8 @@ from varlen_graphs.graphs.gpu_checks import GpuChecks
 from varlen_graphs.graphs.output_form import OutputForm, check_constants
 from varlen_graphs.graphs.progress import Progress
 from varlen_graphs.kernels.launch import compiling_in_threads
-from varlen_graphs.layout.budgets import Budget
+from varlen_graphs.outputs.entries import Extent
 from varlen_graphs.routing.costs import Costs
-from varlen_graphs.spec.entries import Extent
 from varlen_graphs.watch.read_memory import ReadMemory
 from varlen_graphs.watch.shadow import address_of, describe
 

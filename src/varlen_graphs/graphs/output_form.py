@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from varlen_graphs.declaration.statics import alike
 from varlen_graphs.errors import CaptureError, SpecError, counted
-from varlen_graphs.spec.outputs import Parts
-from varlen_graphs.spec.statics import alike
+from varlen_graphs.outputs.parts import Parts
 
 EntryKinds = list[tuple[torch.Size, torch.dtype]]
 """Shape and dtype of one entry of each tensor."""

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from varlen_graphs.checks.values import check_not_freed
+from varlen_graphs.declaration.call import Call
 from varlen_graphs.kernels.copy_rows.op import copy_rows
-from varlen_graphs.layout.packed_batch import has_padding
-from varlen_graphs.layout.span import Span
-from varlen_graphs.layout.values import check_not_freed
-from varlen_graphs.spec.call import Call
-from varlen_graphs.spec.entries import Extent, filled
+from varlen_graphs.layouts.packed_batch import has_padding
+from varlen_graphs.layouts.span import Span
+from varlen_graphs.outputs.entries import Extent, filled
 from varlen_graphs.watch.leaves import PLAIN_TENSORS
 
 UNIT = 8

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from varlen_graphs.layout.budgets import Budget
-from varlen_graphs.layout.dtypes import plain
-from varlen_graphs.layout.packed_batch import Places, pack_rows
-from varlen_graphs.layout.span import Span
-from varlen_graphs.spec.buffer_spec import BufferSpec
-from varlen_graphs.spec.call import Call
-from varlen_graphs.spec.inputs import PerRow
+from varlen_graphs.budgets.budget import Budget
+from varlen_graphs.declaration.buffer_spec import BufferSpec
+from varlen_graphs.declaration.call import Call
+from varlen_graphs.inputs.extra import PerRow
+from varlen_graphs.layouts.dtypes import plain
+from varlen_graphs.layouts.packed_batch import Places, pack_rows
+from varlen_graphs.layouts.span import Span
 
 
 class StaticInputs:

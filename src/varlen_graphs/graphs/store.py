@@ -4,21 +4,21 @@ import logging
 from collections.abc import Collection
 from typing import NamedTuple
 
+from varlen_graphs.budgets.budget import Budget
 from varlen_graphs.capture.memory import empty_cache
 from varlen_graphs.capture.mode import Mode
-from varlen_graphs.capture.options import Capture
 from varlen_graphs.capture.pool import Pool
+from varlen_graphs.declaration.call import Call
+from varlen_graphs.declaration.statics import StaticKey
 from varlen_graphs.errors import CaptureError, InputError, SpecError, StaleGraphError
 from varlen_graphs.graphs.arena import Arena
 from varlen_graphs.graphs.capturer import CaptureInputs, Capturer, Key
 from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.graphs.graph_set import GraphSet
-from varlen_graphs.layout.budgets import Budget
+from varlen_graphs.options.capture import Capture
 from varlen_graphs.routing.costs import Costs
 from varlen_graphs.routing.enabled import EnabledBudgets
 from varlen_graphs.routing.memory_limit import MemoryLimit
-from varlen_graphs.spec.call import Call
-from varlen_graphs.spec.statics import StaticKey
 from varlen_graphs.watch.slots import Change
 
 LOGGER = logging.getLogger("varlen_graphs")
@@ -268,7 +268,7 @@ class GraphStore:
         if not (self._recapture or change.of_cache):
             raise StaleGraphError(
                 f"{what}; call encoder.release(), and the next call recaptures, or make the encoder with "
-                "capture=vg.Capture(on_change='recapture'). Changing weights in place needs nothing"
+                "capture=vg.options.Capture(on_change='recapture'). Changing weights in place needs nothing"
             )
         LOGGER.warning("%s: graphs are released, and recaptured", what)
         self.release()

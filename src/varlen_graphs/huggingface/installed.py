@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from varlen_graphs.budgets.ladder import Budgets
 from varlen_graphs.capture.ambient import TRAINING_CHANGED
 from varlen_graphs.capture.outer_compiler import not_compiled
 from varlen_graphs.capture.parts import part_in_training
@@ -19,7 +20,6 @@ from varlen_graphs.capture.pool import Pool, inside_capture
 from varlen_graphs.capture.torch_modes import active_mode, watcher
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import CaptureError, CompilerError, InputError, LayoutError, SpecError, warn
-from varlen_graphs.layout.budgets import Budgets
 from varlen_graphs.recipes.registry import METHODS, Method, Recipe
 from varlen_graphs.recipes.tower_encoder import TwoEncoders
 from varlen_graphs.stats import Stats

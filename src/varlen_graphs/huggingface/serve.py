@@ -9,9 +9,9 @@ from typing import Any
 from torch import nn
 
 from varlen_graphs.capture.mode import BackendName
-from varlen_graphs.capture.options import Capture
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.huggingface.wrap import encoders, unwrap, wrap
+from varlen_graphs.options.capture import Capture
 
 
 class ServerError(RuntimeError):

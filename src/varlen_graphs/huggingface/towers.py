@@ -5,10 +5,10 @@ from typing import Any
 
 from torch import nn
 
+from varlen_graphs.budgets.ladder import Budgets
 from varlen_graphs.errors import SpecError
 from varlen_graphs.huggingface.installed import Understood, installed
-from varlen_graphs.layout.budgets import Budgets
-from varlen_graphs.layout.dtypes import why_not_loaded
+from varlen_graphs.layouts.dtypes import why_not_loaded
 from varlen_graphs.recipes.automatic import (
     WAYS,
     WITH_TEXTS,

@@ -6,13 +6,13 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from varlen_graphs.capture.options import Capture
+from varlen_graphs.budgets.ladder import Budgets
+from varlen_graphs.checks.values import quoted
 from varlen_graphs.errors import SpecError
 from varlen_graphs.huggingface.encoders import Encoders
 from varlen_graphs.huggingface.installed import Installed, Shared, install, installed
 from varlen_graphs.huggingface.towers import find_towers
-from varlen_graphs.layout.budgets import Budgets
-from varlen_graphs.layout.values import quoted
+from varlen_graphs.options.capture import Capture
 from varlen_graphs.recipes.registry import handled
 
 M = TypeVar("M", bound=nn.Module)

@@ -6,10 +6,10 @@ from math import prod
 import torch
 from torch import Tensor
 
-from varlen_graphs.layout.dtypes import plain
-from varlen_graphs.layout.items import Layout
-from varlen_graphs.layout.span import Span
-from varlen_graphs.spec.outputs import Parts
+from varlen_graphs.layouts.dtypes import plain
+from varlen_graphs.layouts.items import Layout
+from varlen_graphs.layouts.span import Span
+from varlen_graphs.outputs.parts import Parts
 
 ALIGNMENT = 16
 """Alignment of every tensor, in bytes, which its dtype may require."""

@@ -9,10 +9,14 @@ from torch import Tensor, nn
 
 from varlen_graphs.capture.ambient import autocast_dtype
 from varlen_graphs.capture.torch_modes import INSTEAD, records, watcher
+from varlen_graphs.declaration.call import Call
+from varlen_graphs.declaration.part import part_of
+from varlen_graphs.declaration.reading import read_items, read_layout
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import InputError, SpecError
-from varlen_graphs.layout.items import Layout
-from varlen_graphs.layout.span import Span
+from varlen_graphs.layouts.items import Layout
+from varlen_graphs.layouts.span import Span
+from varlen_graphs.outputs.parts import Parts, with_padding
 from varlen_graphs.parallel.assign import Weights, assign
 from varlen_graphs.parallel.form import encode, learn_form, smallest_of_all, smallest_part
 from varlen_graphs.parallel.kinds import Kind, check_form, check_same, check_statics
@@ -21,10 +25,6 @@ from varlen_graphs.parallel.shares import join_layouts
 from varlen_graphs.routing.packing import Pack
 from varlen_graphs.serving.results import Collected
 from varlen_graphs.serving.row_checks import check_beside, check_rows
-from varlen_graphs.spec.call import Call
-from varlen_graphs.spec.outputs import Parts, with_padding
-from varlen_graphs.spec.part import part_of
-from varlen_graphs.spec.reading import read_items, read_layout
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

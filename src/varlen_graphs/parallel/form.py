@@ -7,19 +7,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from varlen_graphs.declaration.buffer_spec import BufferSpec
+from varlen_graphs.declaration.call import Call
+from varlen_graphs.declaration.part import part_of
+from varlen_graphs.declaration.reading import read_layout
 from varlen_graphs.errors import CaptureError
 from varlen_graphs.graphs.cached_state import StateCheck, runs_of
-from varlen_graphs.layout.items import Layout
-from varlen_graphs.layout.span import Span
+from varlen_graphs.layouts.items import Layout
+from varlen_graphs.layouts.span import Span
+from varlen_graphs.outputs.parts import Parts, flatten
 from varlen_graphs.parallel.kinds import check_form
 from varlen_graphs.parallel.ranks import Ranks
 from varlen_graphs.routing.packing import Pack
 from varlen_graphs.serving.execute import Executor
-from varlen_graphs.spec.buffer_spec import BufferSpec
-from varlen_graphs.spec.call import Call
-from varlen_graphs.spec.outputs import Parts, flatten
-from varlen_graphs.spec.part import part_of
-from varlen_graphs.spec.reading import read_layout
 
 
 def encode(executor: Executor, part: Call) -> Parts:

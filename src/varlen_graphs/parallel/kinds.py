@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from varlen_graphs.declaration.statics import StaticKey, static_key
 from varlen_graphs.errors import RankError, SpecError
-from varlen_graphs.spec.outputs import Parts
-from varlen_graphs.spec.statics import StaticKey, static_key
+from varlen_graphs.outputs.parts import Parts
 
 
 class Kind(NamedTuple):

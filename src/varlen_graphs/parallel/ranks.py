@@ -12,9 +12,9 @@ from torch import Tensor
 
 from varlen_graphs.capture.pool import on_device
 from varlen_graphs.errors import RankError, SpecError
-from varlen_graphs.layout.items import Layout
+from varlen_graphs.layouts.items import Layout
+from varlen_graphs.outputs.parts import Parts
 from varlen_graphs.parallel.block import Block
-from varlen_graphs.spec.outputs import Parts
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from varlen_graphs.layout.arguments import LayoutArgument
-from varlen_graphs.layout.items import Layout
+from varlen_graphs.layouts.arguments import LayoutArgument
+from varlen_graphs.layouts.items import Layout
 
 
 def join_layouts(layouts: Sequence[Layout], argument: LayoutArgument) -> Layout:

@@ -84,7 +84,7 @@ class TensorParallelEncoder:
     Raises:
         SpecError: There is no process group, `deadline` is not positive and finite, `encoder` is not a `GraphedEncoder`
             or has captured graphs, or it has an option that ranks could not agree on (`verify`, `memory`,
-            `vg.Capture(lazy=True)`) or that may reorder collectives (`vg.Capture(compile=True)`).
+            `vg.options.Capture(lazy=True)`) or that may reorder collectives (`vg.options.Capture(compile=True)`).
         RankError: Another rank has other budgets, or raised an error.
     """
 
@@ -104,7 +104,9 @@ class TensorParallelEncoder:
                 "encoder.verify(calls) on all ranks instead"
             )
         if encoder.executor.forward.compiled is not None:
-            raise SpecError("capture=vg.Capture(compile=True) may reorder collectives: expected an encoder without it")
+            raise SpecError(
+                "capture=vg.options.Capture(compile=True) may reorder collectives: expected an encoder without it"
+            )
         if encoder.executor.store.lazy or encoder.executor.exact is not None:
             raise SpecError(
                 "Capture(lazy=True) and Capture(exact=N) capture when one rank alone has time: expected an encoder "

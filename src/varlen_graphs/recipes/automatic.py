@@ -6,9 +6,9 @@ from typing import Any, NoReturn
 
 from torch import nn
 
+from varlen_graphs.budgets.ladder import Budgets
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import SpecError
-from varlen_graphs.layout.budgets import Budgets
 from varlen_graphs.recipes.by_batch import by_batch
 from varlen_graphs.recipes.fixed_sizes import INPUTS
 from varlen_graphs.recipes.flattened_patches import PATCHES, flattened_patches

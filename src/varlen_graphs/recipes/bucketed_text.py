@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from varlen_graphs.layout.item_table import ItemTable
+from varlen_graphs.layouts.item_table import ItemTable
 
 
 def is_bucketed(model: Any) -> bool:

@@ -8,26 +8,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from varlen_graphs.budgets.ladder import Budgets
+from varlen_graphs.declaration.buffer_spec import BufferSpec
+from varlen_graphs.declaration.other_outputs import OUTPUT_HIDDEN_STATES
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import CaptureError, SpecError, VarlenGraphsError
-from varlen_graphs.layout.batch import Batch
-from varlen_graphs.layout.budgets import Budgets
-from varlen_graphs.layout.dtypes import module_dtype
-from varlen_graphs.layout.items import Layout
+from varlen_graphs.inputs.extra import PerItem
+from varlen_graphs.inputs.normalize import Normalize
+from varlen_graphs.inputs.rows import Rows as InputRows
+from varlen_graphs.layouts.batch import Batch
+from varlen_graphs.layouts.dtypes import module_dtype
+from varlen_graphs.layouts.items import Layout
+from varlen_graphs.outputs.declared import HIDDEN_STATES, Declared, Fields
+from varlen_graphs.outputs.entries import Rows
+from varlen_graphs.outputs.parts import flatten
 from varlen_graphs.recipes.fixed_sizes import INPUTS, Shape, item_shapes, optional_inputs, required_inputs
 from varlen_graphs.recipes.inspection import RUN_ERRORS, declare, itself, never_reads
 from varlen_graphs.recipes.modes.host_questions import keeps_masks
 from varlen_graphs.recipes.modes.kept_tables import KeptTable, kept_tables, reads_copies, why_changed
 from varlen_graphs.recipes.rounding import rounding
 from varlen_graphs.recipes.towers import check_loaded, device_of
-from varlen_graphs.spec.buffer_spec import BufferSpec
-from varlen_graphs.spec.declared_outputs import HIDDEN_STATES, Declared, Outputs
-from varlen_graphs.spec.entries import Rows
-from varlen_graphs.spec.inputs import PerItem
-from varlen_graphs.spec.normalize import Normalize
-from varlen_graphs.spec.other_outputs import OUTPUT_HIDDEN_STATES
-from varlen_graphs.spec.outputs import flatten
-from varlen_graphs.spec.rows import PackedRows
 from varlen_graphs.watch.rules_mode import CaptureRulesMode
 from varlen_graphs.watch.shadow import Shadow
 
@@ -125,7 +125,7 @@ class _Batched:
         masks_of_shape = [one for one in optional_inputs(tower, self.shape) if one.name in used and self._takes(one)]
         self.inputs += masks_of_shape
         has_shape = bool(masks_of_shape) or normalize is not None
-        self.rows = PackedRows.pictures(self.name, self.shape if has_shape else None, normalize)
+        self.rows = InputRows.pictures(self.name, self.shape if has_shape else None, normalize)
         used -= {one.name for one in self.inputs}
         if used and shape is None and kind == "input_features":
             raise SpecError(
@@ -142,7 +142,7 @@ class _Batched:
             self.inputs = declared or [known[name] for name in needed if name in known]
             missing = [name for name in needed if name not in {self.name, *(one.name for one in self.inputs)}]
             if missing:
-                refusals.append(f"it requires {missing} too: pass {how} with inputs=[vg.PerItem(...)] for them")
+                refusals.append(f"it requires {missing} too: pass {how} with inputs=[vg.inputs.PerItem(...)] for them")
                 continue
             try:
                 self.run(FEW)
@@ -197,9 +197,9 @@ def _declare(tower: _Batched) -> BufferSpec:
         tower.function = reads_copies(tower.tables, run) if tower.tables else run
         _check_capture(tower, {})
         _check_masks(tower, outputs)
-    if isinstance(outputs, Outputs) and tower.takes_hidden_states and HIDDEN_STATES not in outputs.fields:
+    if isinstance(outputs, Fields) and tower.takes_hidden_states and HIDDEN_STATES not in outputs.fields:
         states = _hidden_states(tower, outputs)
-        outputs = Outputs(**outputs.fields, **states)
+        outputs = Fields(**outputs.fields, **states)
     return BufferSpec(
         tower.rows,
         Batch(usual=tower.shape),
@@ -224,7 +224,7 @@ def _outputs(tower: _Batched, asked: Mapping[str, Any]) -> Declared:
     return declared
 
 
-def _hidden_states(tower: _Batched, outputs: Outputs) -> dict[str, Declared]:
+def _hidden_states(tower: _Batched, outputs: Fields) -> dict[str, Declared]:
     """Return the declaration of the hidden states; empty if calls that ask for them have to run eager."""
     asked = {OUTPUT_HIDDEN_STATES: True}
     try:
@@ -232,7 +232,7 @@ def _hidden_states(tower: _Batched, outputs: Outputs) -> dict[str, Declared]:
         _check_capture(tower, asked)
     except (VarlenGraphsError, *RUN_ERRORS):
         return {}
-    fields = declared.fields if isinstance(declared, Outputs) else {}
+    fields = declared.fields if isinstance(declared, Fields) else {}
     if fields.keys() != {*outputs.fields, HIDDEN_STATES}:  # only this field may come and go
         return {}
     states = fields[HIDDEN_STATES]

@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from varlen_graphs.layout.budgets import Budget
-from varlen_graphs.layout.item_table import ItemTable
-from varlen_graphs.layout.items import Layout
+from varlen_graphs.budgets.budget import Budget
+from varlen_graphs.layouts.item_table import ItemTable
+from varlen_graphs.layouts.items import Layout
 
 Count = TypeVar("Count", int, Tensor)
 

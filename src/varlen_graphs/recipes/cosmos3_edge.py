@@ -10,19 +10,19 @@ from torch import Tensor
 
 from varlen_graphs.attention.api import TileSchedule
 from varlen_graphs.attention.backends import AttentionBackend
+from varlen_graphs.budgets.ladder import Budgets
 from varlen_graphs.buffers import interpolate_positions
+from varlen_graphs.declaration.buffer_spec import BufferSpec
 from varlen_graphs.encoder import GraphedEncoder
-from varlen_graphs.layout.budgets import Budgets
-from varlen_graphs.layout.grids import GridTHW
-from varlen_graphs.layout.item_table import ItemTable
+from varlen_graphs.inputs.rows import Rows as InputRows
+from varlen_graphs.layouts.grids import GridTHW
+from varlen_graphs.layouts.item_table import ItemTable
+from varlen_graphs.outputs.declared import Fields
+from varlen_graphs.outputs.entries import Rows
 from varlen_graphs.recipes.blocks import siglip_layers
 from varlen_graphs.recipes.registry import handles
 from varlen_graphs.recipes.towers import attention_buffers, check_parts, item_table, output_class
 from varlen_graphs.recipes.vision_tower import recorded
-from varlen_graphs.spec.buffer_spec import BufferSpec
-from varlen_graphs.spec.declared_outputs import Outputs
-from varlen_graphs.spec.entries import Rows
-from varlen_graphs.spec.rows import PackedRows
 
 PARTS = ("embeddings", "encoder", "post_layernorm", "config")
 
@@ -69,10 +69,10 @@ def cosmos3_edge(
         return output_type(last_hidden_state=normed, pooler_output=normed if pools else None, **states_asked)
 
     spec = BufferSpec(
-        rows=PackedRows("pixel_values", shape=(tower.embeddings.patch_embedding.weight.shape[1],)),
+        rows=InputRows("pixel_values", shape=(tower.embeddings.patch_embedding.weight.shape[1],)),
         layout=GridTHW(merge=tower.config.spatial_merge_size),
         buffers=[*attention_buffers(tower.encoder.layers[0].self_attn, "frame"), item_table()],
-        outputs=Outputs(last_hidden_state=Rows(), hidden_states=Rows(), **({"pooler_output": Rows()} if pools else {})),
+        outputs=Fields(last_hidden_state=Rows(), hidden_states=Rows(), **({"pooler_output": Rows()} if pools else {})),
         declared_by="recipe",
     )
     return GraphedEncoder(tower, budgets, spec, forward=forward, **options)

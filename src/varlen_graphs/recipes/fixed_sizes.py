@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from varlen_graphs.errors import SpecError
-from varlen_graphs.layout.dtypes import module_dtype
-from varlen_graphs.spec.inputs import PerItem
+from varlen_graphs.inputs.extra import PerItem
+from varlen_graphs.layouts.dtypes import module_dtype
 
 Shape = tuple[int, ...]
 

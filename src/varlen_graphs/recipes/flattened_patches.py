@@ -7,22 +7,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from varlen_graphs.budgets.budget import Budget
+from varlen_graphs.budgets.ladder import Budgets, DefaultBudgets, PaddedLadder
 from varlen_graphs.capture.outer_compiler import not_compiled
+from varlen_graphs.declaration.buffer_spec import BufferSpec
+from varlen_graphs.declaration.other_outputs import OUTPUT_HIDDEN_STATES, asked_by_config, declares_hidden_states
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import SpecError
-from varlen_graphs.layout.budgets import Budget, Budgets, DefaultBudgets, PaddedLadder
-from varlen_graphs.layout.padded import PaddedLengths
+from varlen_graphs.inputs.extra import PerRow
+from varlen_graphs.inputs.rows import Rows as InputRows
+from varlen_graphs.layouts.lengths import Lengths
+from varlen_graphs.outputs.declared import HIDDEN_STATES, Fields
+from varlen_graphs.outputs.entries import Rows
 from varlen_graphs.recipes.inspection import RUN_ERRORS
 from varlen_graphs.recipes.modes.host_questions import HostQuestions
 from varlen_graphs.recipes.rounding import rounding
 from varlen_graphs.recipes.tower_encoder import TowerEncoder
 from varlen_graphs.recipes.towers import check_loaded, check_parts
-from varlen_graphs.spec.buffer_spec import BufferSpec
-from varlen_graphs.spec.declared_outputs import HIDDEN_STATES, Outputs
-from varlen_graphs.spec.entries import Rows
-from varlen_graphs.spec.inputs import PerRow
-from varlen_graphs.spec.other_outputs import OUTPUT_HIDDEN_STATES, asked_by_config, declares_hidden_states
-from varlen_graphs.spec.rows import PackedRows
 from varlen_graphs.watch.shadow import Shadow
 
 PATCHES, MASK = "flattened_patches", "attention_mask"
@@ -58,9 +59,9 @@ def flattened_patches(tower: Any, budgets: Budgets | None = None, **options: Any
     pixels = tower.embeddings.patch_projection.in_features
     states = {HIDDEN_STATES: Rows()} if OUTPUT_HIDDEN_STATES in inspect.signature(tower.forward).parameters else {}
     spec = BufferSpec(
-        PackedRows("pixels", (pixels,)),
-        PaddedLengths("patches"),
-        outputs=Outputs(last_hidden_state=Rows(), **states),
+        InputRows("pixels", (pixels,)),
+        Lengths("patches", padded=True),
+        outputs=Fields(last_hidden_state=Rows(), **states),
         inputs=[PerRow("positions", (POSITIONS,), torch.int64), PerRow("mask", (), torch.bool, pad=False)],
         declared_by="recipe",
     )

@@ -16,20 +16,20 @@ from torch import Tensor
 
 from varlen_graphs.attention.api import TileSchedule, varlen_attention
 from varlen_graphs.attention.backends import AttentionBackend
+from varlen_graphs.budgets.ladder import Budgets
 from varlen_graphs.buffers import AttentionSchedule, CuSeqlens, DeviceBuffer, GridPositions, MaxSeqlen
+from varlen_graphs.declaration.buffer_spec import BufferSpec
 from varlen_graphs.encoder import GraphedEncoder
+from varlen_graphs.inputs.rows import Rows as InputRows
 from varlen_graphs.kernels.rotary.op import apply_rotary
-from varlen_graphs.layout.budgets import Budgets
-from varlen_graphs.layout.item_table import ItemTable
-from varlen_graphs.layout.patch_positions import PatchPositions
+from varlen_graphs.layouts.item_table import ItemTable
+from varlen_graphs.layouts.patch_positions import PatchPositions
+from varlen_graphs.outputs.declared import Fields
+from varlen_graphs.outputs.entries import Entries, Rows
 from varlen_graphs.recipes.blocks import project_heads
 from varlen_graphs.recipes.registry import handles
 from varlen_graphs.recipes.towers import check_parts, output_class
 from varlen_graphs.recipes.vision_tower import recorded
-from varlen_graphs.spec.buffer_spec import BufferSpec
-from varlen_graphs.spec.declared_outputs import Outputs
-from varlen_graphs.spec.entries import Entries, Rows
-from varlen_graphs.spec.rows import PackedRows
 
 PARTS = ("patch_embedder", "encoder", "pooler")
 
@@ -91,7 +91,7 @@ def gemma4(
     tokens = Entries(lambda patches: patches // square, lambda budget: budget.rows // square)
     embedder = tower.patch_embedder
     spec = BufferSpec(
-        rows=PackedRows("pixel_values", (3 * embedder.patch_size**2,), torch.float32),  # scaled before a cast
+        rows=InputRows("pixel_values", (3 * embedder.patch_size**2,), torch.float32),  # scaled before a cast
         layout=PatchPositions("pixel_position_ids", merge=config.pooling_kernel_size),
         buffers=[
             CuSeqlens(per="item"),
@@ -100,7 +100,7 @@ def gemma4(
             GridPositions("positions", axes=("w", "h"), largest=embedder.position_embedding_size),
             DeviceBuffer("squares", _squares, any_segments=False),
         ],
-        outputs=Outputs(last_hidden_state=tokens, hidden_states=[*[Rows()] * config.num_hidden_layers, tokens]),
+        outputs=Fields(last_hidden_state=tokens, hidden_states=[*[Rows()] * config.num_hidden_layers, tokens]),
         declared_by="recipe",
     )
     return GraphedEncoder(tower, budgets, spec, forward=forward, **options)

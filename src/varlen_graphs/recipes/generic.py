@@ -8,21 +8,23 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from varlen_graphs.budgets.budget import Budget
+from varlen_graphs.budgets.ladder import Budgets, DefaultBudgets, Ladder
+from varlen_graphs.declaration.buffer_spec import BufferSpec
+from varlen_graphs.declaration.other_outputs import OUTPUT_HIDDEN_STATES
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import SpecError, VarlenGraphsError, warn
-from varlen_graphs.layout.budgets import Budget, Budgets, DefaultBudgets, Ladder
-from varlen_graphs.layout.grids import GridTHW, Lengths
-from varlen_graphs.layout.items import Layout
+from varlen_graphs.inputs.rows import Rows as InputRows
+from varlen_graphs.layouts.grids import GridTHW
+from varlen_graphs.layouts.items import Layout
+from varlen_graphs.layouts.lengths import Lengths
+from varlen_graphs.outputs.declared import HIDDEN_STATES, Declared, Fields
+from varlen_graphs.outputs.parts import flatten
 from varlen_graphs.recipes.inspection import RUN_ERRORS, Tower, declare, raised_in
 from varlen_graphs.recipes.modes.longest_segment import LongestSegment
 from varlen_graphs.recipes.precomputed import GATHERED, HELPERS, CountedExtent, not_replaced, precomputed
 from varlen_graphs.recipes.rounding import rounding
 from varlen_graphs.recipes.towers import check_loaded
-from varlen_graphs.spec.buffer_spec import BufferSpec
-from varlen_graphs.spec.declared_outputs import HIDDEN_STATES, Declared, Outputs
-from varlen_graphs.spec.other_outputs import OUTPUT_HIDDEN_STATES
-from varlen_graphs.spec.outputs import flatten
-from varlen_graphs.spec.rows import PackedRows
 from varlen_graphs.watch.rules_mode import CaptureRulesMode
 from varlen_graphs.watch.shadow import Shadow
 
@@ -98,8 +100,8 @@ def _declare(module: nn.Module) -> tuple[BufferSpec, Callable[..., Any]]:
 
     layout = Lengths(tower.layout) if tower.is_audio else GridTHW(tower.layout, merge=found.merge)
     states = _hidden_states(tower, packed, layouts, outputs, found.outputs)
-    if states is not None and isinstance(outputs, Outputs):
-        outputs = Outputs(**outputs.fields, **{HIDDEN_STATES: states})
+    if states is not None and isinstance(outputs, Fields):
+        outputs = Fields(**outputs.fields, **{HIDDEN_STATES: states})
     ignored = tower.ignored()
     spec = BufferSpec(
         rows=packed, layout=layout, buffers=found.buffers, outputs=outputs, ignored=ignored, declared_by="recipe"
@@ -119,17 +121,17 @@ def _declare(module: nn.Module) -> tuple[BufferSpec, Callable[..., Any]]:
 
 
 def _hidden_states(
-    tower: Tower, packed: PackedRows, layouts: list[Layout], outputs: Declared, known: Sequence[CountedExtent]
+    tower: Tower, packed: InputRows, layouts: list[Layout], outputs: Declared, known: Sequence[CountedExtent]
 ) -> Declared | None:
     """Return the declaration of the hidden states of a tower that returns them when it is asked, else `None`."""
-    if not isinstance(outputs, Outputs):
+    if not isinstance(outputs, Fields):
         return None
     try:
         runs = [tower.run(packed, layout, **{OUTPUT_HIDDEN_STATES: True}) for layout in layouts]
         declared, unknown = declare(runs, layouts, known)
     except (SpecError, *RUN_ERRORS):
         return None
-    fields = declared.fields if isinstance(declared, Outputs) else {}
+    fields = declared.fields if isinstance(declared, Fields) else {}
     only_these = fields.keys() == {*outputs.fields, HIDDEN_STATES} and HIDDEN_STATES not in unknown
     return fields[HIDDEN_STATES] if only_these else None
 

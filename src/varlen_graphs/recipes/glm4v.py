@@ -15,18 +15,18 @@ from torch import Tensor
 
 from varlen_graphs.attention.api import TileSchedule
 from varlen_graphs.attention.backends import AttentionBackend
+from varlen_graphs.budgets.ladder import Budgets
 from varlen_graphs.buffers import RotaryTable, interpolate_positions
 from varlen_graphs.encoder import GraphedEncoder
-from varlen_graphs.layout.budgets import Budgets
-from varlen_graphs.layout.item_table import ItemTable
+from varlen_graphs.inputs.normalize import Normalize
+from varlen_graphs.inputs.patches import Patches
+from varlen_graphs.layouts.item_table import ItemTable
+from varlen_graphs.outputs.declared import Declared, Fields
+from varlen_graphs.outputs.entries import Rows
 from varlen_graphs.recipes.blocks import patch_convolution, rms_norm, swiglu
 from varlen_graphs.recipes.registry import handles
 from varlen_graphs.recipes.towers import attention_buffers, check_parts, item_table, output_class
 from varlen_graphs.recipes.vision_tower import Segments, recorded, run_block, vision_spec, with_next_norm
-from varlen_graphs.spec.declared_outputs import Declared, Outputs
-from varlen_graphs.spec.entries import Rows
-from varlen_graphs.spec.normalize import Normalize
-from varlen_graphs.spec.patches import Patches
 
 PARTS = ("patch_embed", "rotary_pos_emb", "blocks", "post_layernorm", "downsample", "merger", "spatial_merge_size")
 
@@ -93,7 +93,7 @@ def glm4v(
     layers = [*[Rows()] * len(tower.blocks), merged]
     outputs: Declared = merged
     if output_type is not None:
-        outputs = Outputs(last_hidden_state=merged, pooler_output=merged, hidden_states=layers)
+        outputs = Fields(last_hidden_state=merged, pooler_output=merged, hidden_states=layers)
     spec = vision_spec(tower, buffers, outputs, normalize)
     return GraphedEncoder(tower, budgets, spec, forward=forward, **options)
 

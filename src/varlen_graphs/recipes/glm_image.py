@@ -10,19 +10,19 @@ from torch import Tensor
 
 from varlen_graphs.attention.api import TileSchedule
 from varlen_graphs.attention.backends import AttentionBackend
+from varlen_graphs.budgets.ladder import Budgets
 from varlen_graphs.buffers import interpolate_positions
+from varlen_graphs.declaration.buffer_spec import BufferSpec
 from varlen_graphs.encoder import GraphedEncoder
-from varlen_graphs.layout.budgets import Budgets
-from varlen_graphs.layout.grids import GridTHW
-from varlen_graphs.layout.item_table import ItemTable
+from varlen_graphs.inputs.rows import Rows as InputRows
+from varlen_graphs.layouts.grids import GridTHW
+from varlen_graphs.layouts.item_table import ItemTable
+from varlen_graphs.outputs.declared import Fields
+from varlen_graphs.outputs.entries import Rows
 from varlen_graphs.recipes.blocks import linear_activation, patch_convolution
 from varlen_graphs.recipes.registry import handles
 from varlen_graphs.recipes.towers import attention_buffers, check_parts, item_table, output_class
 from varlen_graphs.recipes.vision_tower import Segments, recorded, run_block, with_next_norm
-from varlen_graphs.spec.buffer_spec import BufferSpec
-from varlen_graphs.spec.declared_outputs import Outputs
-from varlen_graphs.spec.entries import Rows
-from varlen_graphs.spec.rows import PackedRows
 
 PARTS = ("embeddings", "patch_embed", "blocks", "spatial_merge_size")
 
@@ -68,10 +68,10 @@ def glm_image(
         return output_type(last_hidden_state=x, pooler_output=x, **recorded(states, x, output_hidden_states))
 
     spec = BufferSpec(
-        rows=PackedRows("pixel_values", shape=(tower.patch_embed.proj.weight[0].numel(),)),
+        rows=InputRows("pixel_values", shape=(tower.patch_embed.proj.weight[0].numel(),)),
         layout=GridTHW(merge=tower.spatial_merge_size),
         buffers=[*attention_buffers(tower.blocks[0].attn, "frame"), item_table()],
-        outputs=Outputs(last_hidden_state=Rows(), pooler_output=Rows(), hidden_states=Rows()),
+        outputs=Fields(last_hidden_state=Rows(), pooler_output=Rows(), hidden_states=Rows()),
         declared_by="recipe",
     )
     return GraphedEncoder(tower, budgets, spec, forward=forward, **options)

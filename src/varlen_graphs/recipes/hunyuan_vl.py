@@ -12,21 +12,22 @@ from torch import Tensor
 
 from varlen_graphs.attention.api import TileSchedule
 from varlen_graphs.attention.backends import AttentionBackend
+from varlen_graphs.budgets.budget import Budget
+from varlen_graphs.budgets.ladder import Budgets
 from varlen_graphs.buffers import DeviceBuffer, interpolate_positions
+from varlen_graphs.declaration.buffer_spec import BufferSpec
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import LayoutError
-from varlen_graphs.layout.budgets import Budget, Budgets
-from varlen_graphs.layout.grids import GridTHW
-from varlen_graphs.layout.item_table import ItemTable
+from varlen_graphs.inputs.rows import Rows as InputRows
+from varlen_graphs.layouts.grids import GridTHW
+from varlen_graphs.layouts.item_table import ItemTable
+from varlen_graphs.outputs.declared import Fields
+from varlen_graphs.outputs.entries import Rows
+from varlen_graphs.outputs.grid_entries import GridEntries
 from varlen_graphs.recipes.blocks import patch_convolution, siglip_layers
 from varlen_graphs.recipes.registry import handles
 from varlen_graphs.recipes.towers import attention_buffers, check_parts, item_table, output_class
 from varlen_graphs.recipes.vision_tower import recorded
-from varlen_graphs.spec.buffer_spec import BufferSpec
-from varlen_graphs.spec.declared_outputs import Outputs
-from varlen_graphs.spec.entries import Rows
-from varlen_graphs.spec.grid_entries import GridEntries
-from varlen_graphs.spec.rows import PackedRows
 
 PARTS = ("embeddings", "layers", "patch_merger")
 
@@ -91,7 +92,7 @@ def hunyuan_vl(
 
     rows = Rows(rows_dim=1)
     spec = BufferSpec(
-        rows=PackedRows("pixel_values", shape=(tower.embeddings.patch_embedding.weight[0].numel(),)),
+        rows=InputRows("pixel_values", shape=(tower.embeddings.patch_embedding.weight[0].numel(),)),
         layout=GridTHW(merge=merge),
         buffers=[
             *attention_buffers(tower.layers[0].self_attn, "item"),
@@ -99,7 +100,7 @@ def hunyuan_vl(
             DeviceBuffer("block_rows", block_rows, any_segments=False),
             DeviceBuffer("token_places", token_places, any_segments=False),
         ],
-        outputs=Outputs(
+        outputs=Fields(
             last_hidden_state=rows, pooler_output=GridEntries(tokens_of, tokens_at, rows_dim=1), hidden_states=rows
         ),
         declared_by="recipe",

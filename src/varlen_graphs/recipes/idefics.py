@@ -17,18 +17,18 @@ from torch import Tensor, nn
 
 from varlen_graphs.attention.api import TileSchedule
 from varlen_graphs.attention.backends import AttentionBackend
+from varlen_graphs.budgets.ladder import Budgets
 from varlen_graphs.buffers import Lookup
+from varlen_graphs.declaration.buffer_spec import BufferSpec
 from varlen_graphs.encoder import GraphedEncoder
-from varlen_graphs.layout.budgets import Budgets
-from varlen_graphs.layout.pictures import PictureMask
+from varlen_graphs.inputs.rows import Rows as InputRows
+from varlen_graphs.layouts.pictures import PictureMask
+from varlen_graphs.outputs.declared import Fields
+from varlen_graphs.outputs.entries import Rows
 from varlen_graphs.recipes.blocks import patch_convolution, siglip_layers
 from varlen_graphs.recipes.registry import handles
 from varlen_graphs.recipes.towers import attention_buffers, check_parts, output_class
 from varlen_graphs.recipes.vision_tower import recorded
-from varlen_graphs.spec.buffer_spec import BufferSpec
-from varlen_graphs.spec.declared_outputs import Outputs
-from varlen_graphs.spec.entries import Rows
-from varlen_graphs.spec.rows import PackedRows
 
 PARTS = ("embeddings", "encoder", "post_layernorm")
 
@@ -82,13 +82,13 @@ def idefics(
 
     conv = tower.embeddings.patch_embedding.weight
     spec = BufferSpec(
-        rows=PackedRows("pixel_values", tuple(conv.shape[1:])),
+        rows=InputRows("pixel_values", tuple(conv.shape[1:])),
         layout=PictureMask("patch_attention_mask", patch=conv.shape[-1], whole=_reads_padding(tower)),
         buffers=[
             *attention_buffers(tower.encoder.layers[0].self_attn, "item"),
             Lookup("buckets", _Buckets(tower.embeddings), largest=LARGEST),
         ],
-        outputs=Outputs(last_hidden_state=Rows(), hidden_states=Rows()),
+        outputs=Fields(last_hidden_state=Rows(), hidden_states=Rows()),
         declared_by="recipe",
     )
     return GraphedEncoder(tower, budgets, spec, forward=forward, **options)

@@ -11,19 +11,20 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
+from varlen_graphs.budgets.budget import Budget
+from varlen_graphs.budgets.ladder import Budgets, DefaultBudgets
 from varlen_graphs.buffers import interpolate_positions
+from varlen_graphs.declaration.buffer_spec import BufferSpec
 from varlen_graphs.encoder import GraphedEncoder
-from varlen_graphs.layout.budgets import Budget, Budgets, DefaultBudgets
-from varlen_graphs.layout.grids import GridTHW
-from varlen_graphs.layout.item_table import ItemTable
+from varlen_graphs.inputs.rows import Rows as InputRows
+from varlen_graphs.layouts.grids import GridTHW
+from varlen_graphs.layouts.item_table import ItemTable
+from varlen_graphs.outputs.declared import Fields
+from varlen_graphs.outputs.entries import Entries, Rows
 from varlen_graphs.recipes.by_batch import by_batch
 from varlen_graphs.recipes.registry import handles
 from varlen_graphs.recipes.towers import check_parts, item_table, output_class
 from varlen_graphs.recipes.vision_tower import recorded
-from varlen_graphs.spec.buffer_spec import BufferSpec
-from varlen_graphs.spec.declared_outputs import Outputs
-from varlen_graphs.spec.entries import Entries, Rows
-from varlen_graphs.spec.rows import PackedRows
 
 PATCHES = [16, 64, 256, 1024, 4096]
 """Budgets of Inkling by default."""
@@ -96,10 +97,10 @@ def inkling2(tower: Any, budgets: Budgets | None = None, **options: Any) -> Grap
 
     entries = Entries(lambda tokens: tokens * merge**2 + 1, lambda budget: budget.rows * merge**2 + budget.items)
     spec = BufferSpec(
-        rows=PackedRows("pixel_values", shape=(merge * size, merge * size, channels)),
+        rows=InputRows("pixel_values", shape=(merge * size, merge * size, channels)),
         layout=GridTHW("image_grid_thw"),
         buffers=[item_table()],
-        outputs=Outputs(last_hidden_state=entries, pooler_output=Rows(), hidden_states=entries),
+        outputs=Fields(last_hidden_state=entries, pooler_output=Rows(), hidden_states=entries),
         declared_by="recipe",
     )
     return GraphedEncoder(tower, budgets, spec, forward=forward, **options)

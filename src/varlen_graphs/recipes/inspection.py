@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from varlen_graphs.errors import SpecError
-from varlen_graphs.layout.items import Layout
-from varlen_graphs.layout.span import Span
+from varlen_graphs.inputs.rows import Rows as InputRows
+from varlen_graphs.layouts.items import Layout
+from varlen_graphs.layouts.span import Span
+from varlen_graphs.outputs.declared import Declared, Fields
+from varlen_graphs.outputs.entries import Extent, Items, Rows
 from varlen_graphs.recipes.precomputed import CountedExtent, HelperCall
-from varlen_graphs.spec.declared_outputs import Declared, Outputs
-from varlen_graphs.spec.entries import Extent, Items, Rows
-from varlen_graphs.spec.rows import PackedRows
 
 LAYOUTS = ("grid_thw", "image_grid_thw", "feature_lens")
 """Arguments of towers that describe items: grids, and lengths of audio."""
@@ -69,7 +69,7 @@ class Tower:
         if others:
             raise SpecError(f"its forward requires {others} too, which does not follow from {layout}")
 
-    def example(self, packed: PackedRows, layout: Layout) -> Tensor:
+    def example(self, packed: InputRows, layout: Layout) -> Tensor:
         """Return random rows for a layout, the same in each call."""
         assert packed.shape is not None  # noqa: S101 - made by `forms`
         weight = next(p for p in self.module.parameters() if p.is_floating_point())
@@ -82,7 +82,7 @@ class Tower:
         items = torch.tensor(layout.items, device=next(self.module.parameters()).device)
         return items[:, 2] if self.is_audio else items
 
-    def run(self, packed: PackedRows, layout: Layout, **asked: Any) -> Any:
+    def run(self, packed: InputRows, layout: Layout, **asked: Any) -> Any:
         """Return the output of the tower's own forward for random rows."""
         try:
             with torch.no_grad():
@@ -102,20 +102,20 @@ class Tower:
         ]
         return [name for name in names if name != self.layout and never_reads(self.module.forward, name)]
 
-    def forms(self) -> Iterator[PackedRows]:
+    def forms(self) -> Iterator[InputRows]:
         """Yield possible shapes of rows: those that the first convolution and the first linear layer accept."""
         if self.is_audio:
             config: Any = self.module.config
-            yield PackedRows(self.rows, shape=(config.num_mel_bins,), rows_dim=1)
+            yield InputRows(self.rows, shape=(config.num_mel_bins,), rows_dim=1)
             return
         for kind in (nn.Conv2d | nn.Conv3d, nn.Linear):
             weights = [m.weight for m in self.module.modules() if isinstance(m, kind) and getattr(m, "groups", 1) == 1]
             for weight in weights[:1]:
                 for shape in dict.fromkeys([(weight[0].numel(),), tuple(weight.shape[1:])]):
-                    yield PackedRows(self.rows, shape=shape)
-                    yield PackedRows(self.rows, shape=(1, *shape), rows_dim=1)
+                    yield InputRows(self.rows, shape=shape)
+                    yield InputRows(self.rows, shape=(1, *shape), rows_dim=1)
 
-    def inspect(self, layout: Layout) -> tuple[PackedRows, list[HelperCall]]:
+    def inspect(self, layout: Layout) -> tuple[InputRows, list[HelperCall]]:
         """Return the form of the rows and the helper calls of a run on this layout."""
         failures = []
         for packed in self.forms():
@@ -200,7 +200,7 @@ def declare(
     if not found:
         raise SpecError(f"no output has entries for the rows or items of {layouts[0].items}")
     unknown = [name for name in declared if name not in found]
-    return found.get("") or Outputs(**found), unknown
+    return found.get("") or Fields(**found), unknown
 
 
 def _declare(parts: Sequence[Any], layouts: Sequence[Layout], known: Sequence[CountedExtent]) -> Declared | None:

@@ -13,20 +13,20 @@ from torch import Tensor, nn
 
 from varlen_graphs.attention.api import varlen_attention
 from varlen_graphs.attention.backends import AttentionBackend
+from varlen_graphs.budgets.ladder import Budgets
 from varlen_graphs.buffers import DeviceBuffer, RotaryTable
+from varlen_graphs.declaration.buffer_spec import BufferSpec
 from varlen_graphs.encoder import GraphedEncoder
+from varlen_graphs.inputs.rows import Rows as InputRows
 from varlen_graphs.kernels.rotary.op import apply_rotary
-from varlen_graphs.layout.budgets import Budgets
-from varlen_graphs.layout.grids import GridTHW
-from varlen_graphs.layout.item_table import ItemTable
+from varlen_graphs.layouts.grids import GridTHW
+from varlen_graphs.layouts.item_table import ItemTable
+from varlen_graphs.outputs.declared import Fields
+from varlen_graphs.outputs.entries import Rows
 from varlen_graphs.recipes.blocks import add_norm, is_plain
 from varlen_graphs.recipes.registry import handles
 from varlen_graphs.recipes.towers import attention_buffers, check_parts, output_class
 from varlen_graphs.recipes.vision_tower import Segments, recorded
-from varlen_graphs.spec.buffer_spec import BufferSpec
-from varlen_graphs.spec.declared_outputs import Outputs
-from varlen_graphs.spec.entries import Rows
-from varlen_graphs.spec.rows import PackedRows
 
 PARTS = ("patch_embed", "embedding_norm", "rotary_pos_emb", "layers", "spatial_merge_size", "config")
 
@@ -80,10 +80,10 @@ def lfm3_vl(
     attending = [layer.self_attn for layer in tower.layers if layer.is_attention_layer]  # may all be convolutions
     of_attention = [*attention_buffers(attending[0], "frame"), RotaryTable(order="merge_block")] if attending else []
     spec = BufferSpec(
-        rows=PackedRows("pixel_values", shape=(tower.patch_embed.weight.shape[1],)),
+        rows=InputRows("pixel_values", shape=(tower.patch_embed.weight.shape[1],)),
         layout=GridTHW(merge=tower.spatial_merge_size),
         buffers=[*of_attention, DeviceBuffer("neighbours", neighbours, any_segments=False)],
-        outputs=Outputs(last_hidden_state=Rows(), hidden_states=Rows()),
+        outputs=Fields(last_hidden_state=Rows(), hidden_states=Rows()),
         declared_by="recipe",
     )
     return GraphedEncoder(tower, budgets, spec, forward=forward, **options)

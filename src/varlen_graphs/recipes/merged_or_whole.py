@@ -5,11 +5,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from varlen_graphs.budgets.ladder import Budgets
 from varlen_graphs.capture.outer_compiler import not_compiled
+from varlen_graphs.declaration.buffer_spec import BufferSpec
 from varlen_graphs.encoder import GraphedEncoder
-from varlen_graphs.layout.budgets import Budgets
 from varlen_graphs.recipes.tower_encoder import TwoEncoders, options_of_second
-from varlen_graphs.spec.buffer_spec import BufferSpec
 
 MERGES, PLACE = "use_vit_merger", 2
 """The argument that tells whether windows are merged, and its place among all."""

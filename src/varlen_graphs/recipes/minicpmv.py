@@ -21,12 +21,14 @@ from torch import Tensor, nn
 
 from varlen_graphs.attention.api import TileSchedule
 from varlen_graphs.attention.backends import AttentionBackend
+from varlen_graphs.budgets.ladder import Budgets
 from varlen_graphs.buffers import Lookup
 from varlen_graphs.buffers.axes import Axis
 from varlen_graphs.buffers.sincos import RowEntries
+from varlen_graphs.declaration.buffer_spec import BufferSpec
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import InputError, SpecError
-from varlen_graphs.layout.budgets import Budgets
+from varlen_graphs.inputs.rows import Rows as InputRows
 from varlen_graphs.recipes.blocks import patch_convolution, siglip_layers
 from varlen_graphs.recipes.resampler import (
     TIMES,
@@ -40,8 +42,6 @@ from varlen_graphs.recipes.resampler import (
     slices,
 )
 from varlen_graphs.recipes.towers import attention_buffers, check_parts
-from varlen_graphs.spec.buffer_spec import BufferSpec
-from varlen_graphs.spec.rows import PackedRows
 
 LARGEST: dict[tuple[Axis, ...], int] = {("h", "w"): 1024, ("row",): 2048}
 """Largest number of patches, per side or in total, with position ids. Slices have about 1024 patches in total."""
@@ -132,7 +132,7 @@ def minicpmv(
         return resample(tower.resampler, normed, keys, attention)
 
     spec = BufferSpec(
-        rows=PackedRows("patches", shape=(embeddings.patch_embedding.weight[0].numel(),)),
+        rows=InputRows("patches", shape=(embeddings.patch_embedding.weight[0].numel(),)),
         layout=slices(resampler),
         buffers=[
             *attention_buffers(vpm.encoder.layers[0].self_attn, "item"),

@@ -15,21 +15,22 @@ from torch import Tensor
 
 from varlen_graphs.attention.api import TileSchedule, tile_schedule
 from varlen_graphs.attention.backends import AttentionBackend
+from varlen_graphs.budgets.budget import Budget
+from varlen_graphs.budgets.ladder import Budgets
 from varlen_graphs.buffers import DeviceBuffer, Lookup
+from varlen_graphs.declaration.buffer_spec import BufferSpec
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import SpecError
-from varlen_graphs.layout.budgets import Budget, Budgets
-from varlen_graphs.layout.grids import GridHW
-from varlen_graphs.layout.item_table import ItemTable
+from varlen_graphs.inputs.rows import Rows as InputRows
+from varlen_graphs.layouts.grids import GridHW
+from varlen_graphs.layouts.item_table import ItemTable
+from varlen_graphs.outputs.declared import Fields
+from varlen_graphs.outputs.entries import Rows
 from varlen_graphs.recipes.blocks import patch_convolution, project_heads, siglip_layers
 from varlen_graphs.recipes.merged_or_whole import MergedOrWhole
 from varlen_graphs.recipes.registry import handles
 from varlen_graphs.recipes.towers import attention_buffers, block_places, check_parts, output_class
 from varlen_graphs.recipes.vision_tower import Segments, recorded
-from varlen_graphs.spec.buffer_spec import BufferSpec
-from varlen_graphs.spec.declared_outputs import Outputs
-from varlen_graphs.spec.entries import Rows
-from varlen_graphs.spec.rows import PackedRows
 
 PARTS = ("embeddings", "encoder", "post_layernorm", "vit_merger")
 
@@ -111,7 +112,7 @@ def minicpmv4_6(
         return _merged(table, tower.encoder.layers[0].self_attn)
 
     size = parts.patch_size
-    rows = PackedRows("pixel_values", (1, parts.patch_embedding.in_channels, size, size), rows_dim=3, strip=True)
+    rows = InputRows("pixel_values", (1, parts.patch_embedding.in_channels, size, size), rows_dim=3, strip=True)
     before, after = Rows(rows_dim=1), Rows(every=WINDOW**2, rows_dim=1)
     buffers = [
         *attention_buffers(tower.encoder.layers[0].self_attn, "item"),
@@ -125,10 +126,10 @@ def minicpmv4_6(
             DeviceBuffer("places", block_places, any_segments=False),
             DeviceBuffer("merged", merged, any_segments=False),
         ],
-        Outputs(last_hidden_state=after, hidden_states=[before] * (cut + 1) + [after] * (layers - cut)),
+        Fields(last_hidden_state=after, hidden_states=[before] * (cut + 1) + [after] * (layers - cut)),
         declared_by="recipe",
     )
-    outputs = Outputs(last_hidden_state=before, hidden_states=[before] * (layers + 1))
+    outputs = Fields(last_hidden_state=before, hidden_states=[before] * (layers + 1))
     of_whole = BufferSpec(rows, GridHW("target_sizes"), buffers, outputs, declared_by="recipe")
     return MergedOrWhole(tower, budgets, spec, of_whole, forward, whole, **options)
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from varlen_graphs.budgets.ladder import Budgets
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import SpecError
-from varlen_graphs.layout.budgets import Budgets
 from varlen_graphs.recipes.minicpmv import MiniCPMVTower, minicpmv, pack_slices, takes_sizes
 from varlen_graphs.recipes.registry import METHODS, Method, handles
 from varlen_graphs.recipes.resampler import is_temporal

@@ -5,12 +5,12 @@ from typing import Any
 
 from torch import nn
 
+from varlen_graphs.budgets.ladder import Budgets
+from varlen_graphs.declaration.buffer_spec import BufferSpec
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import SpecError
-from varlen_graphs.layout.budgets import Budgets
 from varlen_graphs.recipes.by_batch import by_batch
 from varlen_graphs.recipes.tower_encoder import TwoEncoders, options_of_second
-from varlen_graphs.spec.buffer_spec import BufferSpec
 
 
 class PackedOrBatch(TwoEncoders):

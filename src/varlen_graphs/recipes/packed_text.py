@@ -9,12 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from varlen_graphs.budgets.ladder import Budgets, DefaultBudgets, Ladder, PaddedLadder
 from varlen_graphs.buffers import AttentionMask, CuSeqlens, DeviceBuffer, MaxSeqlen, RowPositions
+from varlen_graphs.declaration.buffer_spec import BufferSpec
 from varlen_graphs.errors import SpecError, VarlenGraphsError
-from varlen_graphs.layout.batch import Batch
-from varlen_graphs.layout.budgets import Budgets, DefaultBudgets, Ladder, PaddedLadder
-from varlen_graphs.layout.item_table import ItemTable
-from varlen_graphs.layout.padded import PackedMask, PaddedMask
+from varlen_graphs.layouts.batch import Batch
+from varlen_graphs.layouts.item_table import ItemTable
+from varlen_graphs.layouts.mask import Mask
+from varlen_graphs.outputs.declared import HIDDEN_STATES
 from varlen_graphs.recipes.bucketed_text import bucketed_forward, is_bucketed, relative_positions
 from varlen_graphs.recipes.inspection import RUN_ERRORS
 from varlen_graphs.recipes.modes.host_questions import HostQuestions
@@ -34,8 +36,6 @@ from varlen_graphs.recipes.text_model import (
 )
 from varlen_graphs.recipes.text_padding import ReadPadding
 from varlen_graphs.recipes.towers import check_loaded, item_table
-from varlen_graphs.spec.buffer_spec import BufferSpec
-from varlen_graphs.spec.declared_outputs import HIDDEN_STATES
 from varlen_graphs.watch.shadow import Shadow
 
 SPARSE = (
@@ -158,8 +158,8 @@ def _attempts(text: TextModel, output: Any) -> Iterator[tuple[BufferSpec, Forwar
     run = relative_forward if is_relative(text.model) else _own(text)
     poolers = POOLERS if POOLED in outputs.fields else (None,)
     for pooler in poolers if text.reach <= FARTHEST else ():
-        yield declared(PackedMask(MASK, optional=True), buffers), _packed(text, run, type(output), pooler)
-    padded = PaddedMask(MASK, optional=True)
+        yield declared(Mask(MASK, optional=True, packed=True), buffers), _packed(text, run, type(output), pooler)
+    padded = Mask(MASK, optional=True)
     for dtype, causal in product((torch.bool, None), (False, True)):  # eager attention of some adds a floating mask
         yield declared(padded, [AttentionMask("mask", causal=causal, dtype=dtype)]), _padded(text)
     yield declared(padded), _padded(text)

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from varlen_graphs.layout.dtypes import module_dtype
-from varlen_graphs.layout.padded import real_rows
+from varlen_graphs.declaration.buffer_spec import BufferSpec
+from varlen_graphs.layouts.dtypes import module_dtype
+from varlen_graphs.layouts.padded import real_rows
+from varlen_graphs.outputs.declared import Fields
+from varlen_graphs.outputs.entries import Entries
 from varlen_graphs.recipes.text_model import IDS, MASK, TextModel
 from varlen_graphs.recipes.towers import device_of
-from varlen_graphs.spec.buffer_spec import BufferSpec
-from varlen_graphs.spec.declared_outputs import Outputs
-from varlen_graphs.spec.entries import Entries
 from varlen_graphs.watch.made_up_run import MadeUpRun
 from varlen_graphs.watch.shadow import Shadow
 from varlen_graphs.watch.thread_modes import run_under
@@ -256,7 +256,7 @@ class _Clips:
         self.tower = tower
         self.rows = spec.packed
         self.mask: Any = spec.layout
-        fields = spec.outputs.fields.values() if isinstance(spec.outputs, Outputs) else [spec.outputs]
+        fields = spec.outputs.fields.values() if isinstance(spec.outputs, Fields) else [spec.outputs]
         self.frames = [one.of_item for one in fields if isinstance(one, Entries)]
         device = device_of(tower)
         lengths = [count * getattr(spec.layout, "shortest", 1) for count in FRAMES]

@@ -15,20 +15,20 @@ from torch import Tensor
 
 from varlen_graphs.attention.api import TileSchedule, varlen_attention
 from varlen_graphs.attention.backends import AttentionBackend
+from varlen_graphs.budgets.ladder import Budgets
 from varlen_graphs.buffers import GridPositions
+from varlen_graphs.declaration.buffer_spec import BufferSpec
 from varlen_graphs.encoder import GraphedEncoder
+from varlen_graphs.inputs.normalize import Normalize
+from varlen_graphs.inputs.rows import Rows as InputRows
 from varlen_graphs.kernels.rotary.op import apply_rotary
-from varlen_graphs.layout.budgets import Budgets
-from varlen_graphs.layout.pictures import PictureSizes
+from varlen_graphs.layouts.pictures import PictureSizes
+from varlen_graphs.outputs.declared import Fields
+from varlen_graphs.outputs.entries import Entries
 from varlen_graphs.recipes.blocks import add_norm, patch_convolution, project_heads, rms_norm, swiglu
 from varlen_graphs.recipes.registry import handles
 from varlen_graphs.recipes.towers import attention_buffers, check_parts, output_class
 from varlen_graphs.recipes.vision_tower import recorded
-from varlen_graphs.spec.buffer_spec import BufferSpec
-from varlen_graphs.spec.declared_outputs import Outputs
-from varlen_graphs.spec.entries import Entries
-from varlen_graphs.spec.normalize import Normalize
-from varlen_graphs.spec.rows import PackedRows
 
 PARTS = ("patch_conv", "ln_pre", "transformer", "patch_positional_embedding")
 
@@ -98,13 +98,13 @@ def pixtral(
 
     conv = tower.patch_conv.weight
     spec = BufferSpec(
-        rows=PackedRows.pictures("pixel_values", tuple(conv.shape[1:]), normalize),
+        rows=InputRows.pictures("pixel_values", tuple(conv.shape[1:]), normalize),
         layout=PictureSizes("image_sizes", patch=conv.shape[-1]),
         buffers=[
             *attention_buffers(tower.transformer.layers[0].attention, "item"),
             GridPositions("positions", largest=_table_side(tower)),
         ],
-        outputs=Outputs(last_hidden_state=PACKED, hidden_states=PACKED),
+        outputs=Fields(last_hidden_state=PACKED, hidden_states=PACKED),
         declared_by="recipe",
     )
     return GraphedEncoder(tower, budgets, spec, forward=forward, **options)

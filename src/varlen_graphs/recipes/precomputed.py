@@ -25,12 +25,12 @@ from varlen_graphs.buffers import (
     WindowIndex,
 )
 from varlen_graphs.errors import SpecError
-from varlen_graphs.layout.item_table import ItemTable
-from varlen_graphs.layout.items import Order
-from varlen_graphs.layout.segments import Per, Windows
+from varlen_graphs.layouts.item_table import ItemTable
+from varlen_graphs.layouts.items import Order
+from varlen_graphs.layouts.segments import Per, Windows
+from varlen_graphs.outputs.entries import Entries, FrameRows, Rows
 from varlen_graphs.recipes.clips import ClipCuts
 from varlen_graphs.recipes.towers import block_places
-from varlen_graphs.spec.entries import Entries, FrameRows, Rows
 
 
 @dataclass(frozen=True)

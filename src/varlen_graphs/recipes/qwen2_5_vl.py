@@ -15,18 +15,18 @@ from torch import Tensor
 
 from varlen_graphs.attention.api import TileSchedule
 from varlen_graphs.attention.backends import AttentionBackend
+from varlen_graphs.budgets.ladder import Budgets
 from varlen_graphs.buffers import AttentionSchedule, CuSeqlens, MaxSeqlen, RotaryTable, WindowIndex
 from varlen_graphs.encoder import GraphedEncoder
-from varlen_graphs.layout.budgets import Budgets
-from varlen_graphs.layout.segments import Windows
+from varlen_graphs.inputs.normalize import Normalize
+from varlen_graphs.inputs.patches import Patches
+from varlen_graphs.layouts.segments import Windows
+from varlen_graphs.outputs.declared import Declared, Fields
+from varlen_graphs.outputs.entries import Rows
 from varlen_graphs.recipes.blocks import patch_convolution, rms_norm, swiglu
 from varlen_graphs.recipes.registry import handles
 from varlen_graphs.recipes.towers import attention_buffers, check_parts, output_class
 from varlen_graphs.recipes.vision_tower import Segments, recorded, run_block, vision_spec, with_next_norm
-from varlen_graphs.spec.declared_outputs import Declared, Outputs
-from varlen_graphs.spec.entries import Rows
-from varlen_graphs.spec.normalize import Normalize
-from varlen_graphs.spec.patches import Patches
 
 PARTS = (
     "patch_embed", "rotary_pos_emb", "blocks", "merger", "spatial_merge_size", "spatial_merge_unit", "patch_size",
@@ -110,6 +110,6 @@ def qwen2_5_vl(
     ]
     outputs: Declared = merged
     if output_type is not None:
-        outputs = Outputs(last_hidden_state=Rows(), pooler_output=merged, hidden_states=Rows())
+        outputs = Fields(last_hidden_state=Rows(), pooler_output=merged, hidden_states=Rows())
     spec = vision_spec(tower, buffers, outputs, normalize)
     return GraphedEncoder(tower, budgets, spec, forward=forward, **options)

@@ -16,22 +16,23 @@ from torch import Tensor
 
 from varlen_graphs.attention.api import TileSchedule, tile_schedule
 from varlen_graphs.attention.backends import AttentionBackend
+from varlen_graphs.budgets.budget import Budget
+from varlen_graphs.budgets.ladder import Budgets, DefaultBudgets
 from varlen_graphs.buffers import DeviceBuffer
+from varlen_graphs.declaration.buffer_spec import BufferSpec
 from varlen_graphs.errors import LayoutError
-from varlen_graphs.layout.budgets import Budget, Budgets, DefaultBudgets
-from varlen_graphs.layout.columns import Column
-from varlen_graphs.layout.grids import Lengths
-from varlen_graphs.layout.item_table import ItemTable
+from varlen_graphs.inputs.rows import Rows as InputRows
+from varlen_graphs.layouts.columns import Column
+from varlen_graphs.layouts.item_table import ItemTable
+from varlen_graphs.layouts.lengths import Lengths
+from varlen_graphs.outputs.declared import Fields
+from varlen_graphs.outputs.grid_entries import GridEntries
 from varlen_graphs.recipes.blocks import whisper_layers
 from varlen_graphs.recipes.chunked_clips import CHUNKS, MISSING, ChunkedClips, TowerOfChunks
 from varlen_graphs.recipes.clips import ClipCuts
 from varlen_graphs.recipes.registry import handles
 from varlen_graphs.recipes.towers import check_parts, output_class
 from varlen_graphs.recipes.vision_tower import recorded
-from varlen_graphs.spec.buffer_spec import BufferSpec
-from varlen_graphs.spec.declared_outputs import Outputs
-from varlen_graphs.spec.grid_entries import GridEntries
-from varlen_graphs.spec.rows import PackedRows
 
 PARTS = (
     "conv2d1", "conv2d2", "conv2d3", "conv_out", "positional_embedding", "layers", "ln_post", "n_window",
@@ -112,13 +113,13 @@ def qwen3_asr(
 
     entries = GridEntries(tokens, tokens_at)
     spec = BufferSpec(
-        rows=PackedRows("input_features", shape=(tower.config.num_mel_bins, chunk)),
+        rows=InputRows("input_features", shape=(tower.config.num_mel_bins, chunk)),
         layout=Lengths(CHUNKS, columns=(Column(MISSING),)),
         buffers=[
             DeviceBuffer("token_places", token_places, any_segments=False),
             DeviceBuffer("windows", windows, any_segments=False),
         ],
-        outputs=Outputs(last_hidden_state=entries, hidden_states=entries),
+        outputs=Fields(last_hidden_state=entries, hidden_states=entries),
         declared_by="recipe",
     )
     if budgets is None:

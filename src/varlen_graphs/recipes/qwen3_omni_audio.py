@@ -17,20 +17,21 @@ from torch import Tensor
 
 from varlen_graphs.attention.api import TileSchedule, tile_schedule
 from varlen_graphs.attention.backends import AttentionBackend
+from varlen_graphs.budgets.budget import Budget
+from varlen_graphs.budgets.ladder import Budgets, DefaultBudgets, Ladder
 from varlen_graphs.buffers import DeviceBuffer
+from varlen_graphs.declaration.buffer_spec import BufferSpec
 from varlen_graphs.encoder import GraphedEncoder
-from varlen_graphs.layout.budgets import Budget, Budgets, DefaultBudgets, Ladder
-from varlen_graphs.layout.columns import Column
-from varlen_graphs.layout.grids import Lengths
-from varlen_graphs.layout.item_table import ItemTable
+from varlen_graphs.inputs.rows import Rows as InputRows
+from varlen_graphs.layouts.columns import Column
+from varlen_graphs.layouts.item_table import ItemTable
+from varlen_graphs.layouts.lengths import Lengths
+from varlen_graphs.outputs.declared import Fields
+from varlen_graphs.outputs.entries import Entries
 from varlen_graphs.recipes.blocks import linear_activation, whisper_layers
 from varlen_graphs.recipes.clips import ClipCuts
 from varlen_graphs.recipes.registry import handles
 from varlen_graphs.recipes.towers import check_parts, output_class, sets_field
-from varlen_graphs.spec.buffer_spec import BufferSpec
-from varlen_graphs.spec.declared_outputs import Outputs
-from varlen_graphs.spec.entries import Entries
-from varlen_graphs.spec.rows import PackedRows
 
 PARTS = (
     "conv2d1", "conv2d2", "conv2d3", "conv_out", "positional_embedding", "layers", "ln_post", "proj1", "act", "proj2",
@@ -90,14 +91,14 @@ def qwen3_omni_audio(
         return output_type(**dict.fromkeys(fields, x))
 
     spec = BufferSpec(
-        rows=PackedRows("input_features", shape=(tower.num_mel_bins,), rows_dim=1),
+        rows=InputRows("input_features", shape=(tower.num_mel_bins,), rows_dim=1),
         layout=Lengths("feature_lens", columns=(Column("longest_chunk", pad=cuts.chunk, function=cuts.longest_chunk),)),
         buffers=[
             DeviceBuffer("chunk_frames", cuts.chunk_frames, any_segments=False),
             DeviceBuffer("token_places", cuts.token_places, any_segments=False),
             DeviceBuffer("windows", windows, any_segments=False),
         ],
-        outputs=Outputs(**dict.fromkeys(fields, Entries(cuts.tokens, cuts.tokens_at))),
+        outputs=Fields(**dict.fromkeys(fields, Entries(cuts.tokens, cuts.tokens_at))),
         declared_by="recipe",
     )
     if budgets is None:

@@ -12,18 +12,18 @@ from torch import Tensor
 
 from varlen_graphs.attention.api import TileSchedule
 from varlen_graphs.attention.backends import AttentionBackend
+from varlen_graphs.budgets.ladder import Budgets
 from varlen_graphs.buffers import RotaryTable, interpolate_positions
 from varlen_graphs.encoder import GraphedEncoder
-from varlen_graphs.layout.budgets import Budgets
-from varlen_graphs.layout.item_table import ItemTable
+from varlen_graphs.inputs.normalize import Normalize
+from varlen_graphs.inputs.patches import Patches
+from varlen_graphs.layouts.item_table import ItemTable
+from varlen_graphs.outputs.declared import Declared, Fields
+from varlen_graphs.outputs.entries import Rows
 from varlen_graphs.recipes.blocks import linear_activation, patch_convolution
 from varlen_graphs.recipes.registry import handles
 from varlen_graphs.recipes.towers import attention_buffers, check_parts, item_table, output_class
 from varlen_graphs.recipes.vision_tower import Segments, recorded, run_block, vision_spec, with_next_norm
-from varlen_graphs.spec.declared_outputs import Declared, Outputs
-from varlen_graphs.spec.entries import Rows
-from varlen_graphs.spec.normalize import Normalize
-from varlen_graphs.spec.patches import Patches
 
 PARTS = ("patch_embed", "pos_embed", "rotary_pos_emb", "blocks", "merger", "spatial_merge_size")
 
@@ -113,7 +113,7 @@ def qwen3_vl(
     outputs: Declared = (merged, merged)  # transformers 4.57
     if output_type is not None:
         fields = {"deepstack_features": merged} if deep else {}
-        outputs = Outputs(last_hidden_state=Rows(), pooler_output=merged, hidden_states=Rows(), **fields)
+        outputs = Fields(last_hidden_state=Rows(), pooler_output=merged, hidden_states=Rows(), **fields)
     buffers = [*attention_buffers(tower.blocks[0].attn, "frame"), RotaryTable(order="merge_block"), item_table()]
     spec = vision_spec(tower, buffers, outputs, normalize)
     return GraphedEncoder(tower, budgets, spec, forward=forward, **options)

@@ -14,21 +14,21 @@ from torch import Tensor
 
 from varlen_graphs.attention.api import TileSchedule, varlen_attention
 from varlen_graphs.attention.backends import AttentionBackend
+from varlen_graphs.budgets.ladder import Budgets
 from varlen_graphs.buffers import AttentionSchedule, CuSeqlens, DeviceBuffer, MaxSeqlen, PrefixIndex
+from varlen_graphs.declaration.buffer_spec import BufferSpec
 from varlen_graphs.encoder import GraphedEncoder
-from varlen_graphs.layout.budgets import Budgets
-from varlen_graphs.layout.grids import GridHW
-from varlen_graphs.layout.item_table import ItemTable
+from varlen_graphs.inputs.rows import Rows as InputRows
+from varlen_graphs.layouts.grids import GridHW
+from varlen_graphs.layouts.item_table import ItemTable
+from varlen_graphs.outputs.declared import Fields
+from varlen_graphs.outputs.entries import Items, Rows
 from varlen_graphs.recipes.blocks import project_heads
 from varlen_graphs.recipes.by_batch import by_batch
 from varlen_graphs.recipes.packed_or_batch import PackedOrBatch
 from varlen_graphs.recipes.registry import handles
 from varlen_graphs.recipes.towers import check_parts, item_table, output_class
 from varlen_graphs.recipes.vision_tower import Segments, recorded
-from varlen_graphs.spec.buffer_spec import BufferSpec
-from varlen_graphs.spec.declared_outputs import Outputs
-from varlen_graphs.spec.entries import Items, Rows
-from varlen_graphs.spec.rows import PackedRows
 
 PARTS = ("input_conditioner", "embeddings", "encoder", "summary_idxs", "config")
 
@@ -82,7 +82,7 @@ def radio(
         return output_type(summary=summary, features=x, last_hidden_state=x, **states_asked)
 
     spec = BufferSpec(
-        rows=PackedRows("pixel_values", shape=(tower.embeddings.patch_projection.weight.shape[1],)),
+        rows=InputRows("pixel_values", shape=(tower.embeddings.patch_projection.weight.shape[1],)),
         layout=GridHW("image_grid_hw", prefix=prefix),
         buffers=[
             CuSeqlens(),
@@ -92,7 +92,7 @@ def radio(
             PrefixIndex(),
             item_table(),
         ],
-        outputs=Outputs(
+        outputs=Fields(
             summary=Items(),
             features=Rows(prefix="dropped"),
             last_hidden_state=Rows(prefix="kept"),

@@ -15,18 +15,19 @@ from torch import Tensor, nn
 
 from varlen_graphs.attention.api import TileSchedule, varlen_attention
 from varlen_graphs.attention.backends import AttentionBackend
+from varlen_graphs.budgets.budget import Budget
+from varlen_graphs.budgets.ladder import Budgets, DefaultBudgets, Ladder
 from varlen_graphs.buffers import AttentionSchedule, Buffer, CuSeqlens, MaxSeqlen, SinCos, SinCosColumn, add_sincos
 from varlen_graphs.buffers.sincos import RowEntries
+from varlen_graphs.declaration.buffer_spec import BufferSpec
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import LayoutError, SpecError
-from varlen_graphs.layout.budgets import Budget, Budgets, DefaultBudgets, Ladder
-from varlen_graphs.layout.columns import NestedColumn
-from varlen_graphs.layout.grids import GridHW
-from varlen_graphs.layout.segments import Per
+from varlen_graphs.inputs.rows import Rows as InputRows
+from varlen_graphs.layouts.columns import NestedColumn
+from varlen_graphs.layouts.grids import GridHW
+from varlen_graphs.layouts.segments import Per
+from varlen_graphs.outputs.entries import Extent, Groups, Items
 from varlen_graphs.recipes.towers import check_parts
-from varlen_graphs.spec.buffer_spec import BufferSpec
-from varlen_graphs.spec.entries import Extent, Groups, Items
-from varlen_graphs.spec.rows import PackedRows
 
 PARTS = ("query", "kv_proj", "attn", "ln_q", "ln_kv", "ln_post", "proj")
 ATTENTION_PARTS = ("in_proj_weight", "in_proj_bias", "out_proj", "num_heads", "head_dim")
@@ -75,7 +76,7 @@ def resampler(
         return resample(module, x, keys, attention)
 
     spec = BufferSpec(
-        rows="x" if isinstance(module.kv_proj, nn.Identity) else PackedRows("x", shape=(module.kv_proj.in_features,)),
+        rows="x" if isinstance(module.kv_proj, nn.Identity) else InputRows("x", shape=(module.kv_proj.in_features,)),
         layout=slices(module),
         buffers=resampler_buffers(module),
         outputs=queries_of(module),

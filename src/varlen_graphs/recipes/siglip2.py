@@ -16,18 +16,18 @@ from torch import Tensor, nn
 
 from varlen_graphs.attention.api import TileSchedule, varlen_attention
 from varlen_graphs.attention.backends import AttentionBackend
+from varlen_graphs.budgets.ladder import Budgets
 from varlen_graphs.buffers import CuSeqlens, interpolate_positions
+from varlen_graphs.declaration.buffer_spec import BufferSpec
 from varlen_graphs.encoder import GraphedEncoder
-from varlen_graphs.layout.budgets import Budgets
-from varlen_graphs.layout.grids import GridHW
-from varlen_graphs.layout.item_table import ItemTable
+from varlen_graphs.inputs.rows import Rows as InputRows
+from varlen_graphs.layouts.grids import GridHW
+from varlen_graphs.layouts.item_table import ItemTable
+from varlen_graphs.outputs.declared import Fields
+from varlen_graphs.outputs.entries import Items, Rows
 from varlen_graphs.recipes.blocks import linear_activation, siglip_layers
 from varlen_graphs.recipes.registry import handles
 from varlen_graphs.recipes.towers import attention_buffers, check_parts, item_table, output_class
-from varlen_graphs.spec.buffer_spec import BufferSpec
-from varlen_graphs.spec.declared_outputs import Outputs
-from varlen_graphs.spec.entries import Items, Rows
-from varlen_graphs.spec.rows import PackedRows
 
 PARTS = ("embeddings", "encoder", "post_layernorm", "use_head")
 
@@ -87,14 +87,14 @@ def siglip2(
     masks = [name for name in inspect.signature(tower.forward).parameters if name.endswith("attention_mask")]
     mask = masks[0] if masks else "pixel_attention_mask"  # it goes by two names in transformers 4.57
     spec = BufferSpec(
-        rows=PackedRows("pixel_values", shape=(parts.embeddings.patch_embedding.in_features,), padded_by=mask),
+        rows=InputRows("pixel_values", shape=(parts.embeddings.patch_embedding.in_features,), padded_by=mask),
         layout=GridHW("spatial_shapes"),
         buffers=[
             *attention_buffers(parts.encoder.layers[0].self_attn, "item"),
             item_table(),
             *([CuSeqlens("cu_probes", queries=1)] if parts.use_head else []),
         ],
-        outputs=Outputs(last_hidden_state=Rows(), **({"pooler_output": Items()} if parts.use_head else {})),
+        outputs=Fields(last_hidden_state=Rows(), **({"pooler_output": Items()} if parts.use_head else {})),
         declared_by="recipe",
     )
     options = {"off": _adapted_head} | options

@@ -9,17 +9,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from varlen_graphs.budgets.budget import Budget
+from varlen_graphs.budgets.ladder import Budgets, DefaultBudgets, PaddedLadder
+from varlen_graphs.declaration.buffer_spec import BufferSpec
+from varlen_graphs.declaration.other_outputs import OUTPUT_HIDDEN_STATES
 from varlen_graphs.errors import SpecError, VarlenGraphsError
-from varlen_graphs.layout.budgets import Budget, Budgets, DefaultBudgets, PaddedLadder
-from varlen_graphs.layout.padded import PaddedMask, key_padding_mask, real_rows
+from varlen_graphs.layouts.mask import Mask
+from varlen_graphs.layouts.padded import key_padding_mask, real_rows
 from varlen_graphs.recipes.inspection import RUN_ERRORS
 from varlen_graphs.recipes.modes.alone import Alone, FrameCount
 from varlen_graphs.recipes.padding_consumers import NOTHING, PaddingConsumers
 from varlen_graphs.recipes.speech_encoder import CLIP_MASK, SpeechEncoder
 from varlen_graphs.recipes.speech_model import SpeechModel
 from varlen_graphs.recipes.towers import check_loaded
-from varlen_graphs.spec.buffer_spec import BufferSpec
-from varlen_graphs.spec.other_outputs import OUTPUT_HIDDEN_STATES
 from varlen_graphs.watch.shadow import Shadow
 
 SECOND_OF_SAMPLES, SECOND_OF_FRAMES = 16_000, 100
@@ -30,7 +32,7 @@ LONGEST = 30
 
 
 @dataclass(frozen=True)
-class ClipMask(PaddedMask):
+class ClipMask(Mask):
     """Mask of a padded batch of clips, each of which the module sees as long enough for a frame.
 
     Attributes:

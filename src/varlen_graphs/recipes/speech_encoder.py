@@ -7,11 +7,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from varlen_graphs.capture.outer_compiler import not_compiled
+from varlen_graphs.declaration.buffer_spec import BufferSpec
 from varlen_graphs.errors import InputError, LayoutError, counted
 from varlen_graphs.recipes.padding_consumers import PaddingConsumers
 from varlen_graphs.recipes.speech_model import SpeechModel
 from varlen_graphs.recipes.tower_encoder import TowerEncoder
-from varlen_graphs.spec.buffer_spec import BufferSpec
 
 CLIP_MASK = "clip_mask"
 """Name of the mask for towers that let padding reach real frames; a mask that calls bring has the tower's name."""

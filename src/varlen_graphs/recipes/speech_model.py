@@ -9,20 +9,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from varlen_graphs.budgets.budget import Budget
+from varlen_graphs.declaration.buffer_spec import BufferSpec
+from varlen_graphs.declaration.other_outputs import OUTPUT_HIDDEN_STATES
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import SpecError, counted
-from varlen_graphs.layout.budgets import Budget
-from varlen_graphs.layout.dtypes import module_dtype
-from varlen_graphs.layout.padded import real_rows
+from varlen_graphs.inputs.rows import Rows as InputRows
+from varlen_graphs.layouts.dtypes import module_dtype
+from varlen_graphs.layouts.padded import real_rows
+from varlen_graphs.outputs.declared import HIDDEN_STATES, Declared, Fields
+from varlen_graphs.outputs.entries import Entries, Items
 from varlen_graphs.recipes.inspection import RUN_ERRORS
 from varlen_graphs.recipes.modes.alone import Alone, FrameCount
 from varlen_graphs.recipes.rounding import rounding
 from varlen_graphs.recipes.towers import device_of
-from varlen_graphs.spec.buffer_spec import BufferSpec
-from varlen_graphs.spec.declared_outputs import HIDDEN_STATES, Declared, Outputs
-from varlen_graphs.spec.entries import Entries, Items
-from varlen_graphs.spec.other_outputs import OUTPUT_HIDDEN_STATES
-from varlen_graphs.spec.rows import PackedRows
 from varlen_graphs.watch.rules_mode import CaptureRulesMode
 
 BINS = (
@@ -112,7 +112,7 @@ class SpeechModel:
             return fields[WHOLE]
         if hidden_states:
             fields[HIDDEN_STATES] = Entries(self._of_states)
-        return Outputs(**fields)
+        return Fields(**fields)
 
     @cached_property
     def _of_states(self) -> FrameCount:
@@ -193,7 +193,7 @@ class SpeechModel:
         refusals = dict[tuple[int, ...], str]()
         for start in STARTS:
             for shape in [*((bins,) for bins in dict.fromkeys(found)), ()]:
-                self.rows = PackedRows(self._first, shape=shape)
+                self.rows = InputRows(self._first, shape=shape)
                 self._sizes.clear()
                 try:
                     sizes = self._measured(start)

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from varlen_graphs.capture.outer_compiler import not_compiled
+from varlen_graphs.declaration.buffer_spec import BufferSpec
 from varlen_graphs.errors import LayoutError
-from varlen_graphs.layout.padded import shifted
+from varlen_graphs.layouts.padded import shifted
+from varlen_graphs.outputs.declared import HIDDEN_STATES
 from varlen_graphs.recipes.padding_consumers import PaddingConsumers
 from varlen_graphs.recipes.text_model import IDS, MASK, ROWS, TYPES, USE_CACHE, TextModel
 from varlen_graphs.recipes.text_padding import ReadPadding, has_other_ids
 from varlen_graphs.recipes.tower_encoder import TowerEncoder
-from varlen_graphs.spec.buffer_spec import BufferSpec
-from varlen_graphs.spec.declared_outputs import HIDDEN_STATES
 
 _PLAIN = (bool, int, float, str)
 

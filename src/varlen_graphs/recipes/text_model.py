@@ -12,18 +12,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from varlen_graphs.budgets.budget import Budget
+from varlen_graphs.declaration.buffer_spec import BufferSpec
+from varlen_graphs.declaration.other_outputs import OUTPUT_HIDDEN_STATES
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import SpecError, counted
-from varlen_graphs.layout.budgets import Budget
-from varlen_graphs.layout.padded import real_rows, shifted
+from varlen_graphs.inputs.extra import PerRow
+from varlen_graphs.inputs.rows import Rows as InputRows
+from varlen_graphs.layouts.padded import real_rows, shifted
+from varlen_graphs.outputs.declared import HIDDEN_STATES, Fields
+from varlen_graphs.outputs.entries import Items, Rows
 from varlen_graphs.recipes.inspection import RUN_ERRORS
 from varlen_graphs.recipes.rounding import rounding
-from varlen_graphs.spec.buffer_spec import BufferSpec
-from varlen_graphs.spec.declared_outputs import HIDDEN_STATES, Outputs
-from varlen_graphs.spec.entries import Items, Rows
-from varlen_graphs.spec.inputs import PerRow
-from varlen_graphs.spec.other_outputs import OUTPUT_HIDDEN_STATES
-from varlen_graphs.spec.rows import PackedRows
 from varlen_graphs.watch.rules_mode import CaptureRulesMode
 
 IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
@@ -102,9 +102,9 @@ class TextModel:
             self.largest = positions.num_embeddings - (0 if self.before is None else self.before + 1)
 
     @property
-    def rows(self) -> PackedRows:
+    def rows(self) -> InputRows:
         """Declaration of the token ids."""
-        return PackedRows(IDS, shape=(), dtype=torch.int64, pad=self.pad)
+        return InputRows(IDS, shape=(), dtype=torch.int64, pad=self.pad)
 
     @property
     def inputs(self) -> list[PerRow]:
@@ -167,7 +167,7 @@ class TextModel:
         with torch.no_grad():
             return self.model.forward(**call)
 
-    def outputs(self, output: Any, hidden_states: bool) -> Outputs:
+    def outputs(self, output: Any, hidden_states: bool) -> Fields:
         """Declare an output: an entry a token, and an entry a text."""
         if not isinstance(output, Mapping) or not isinstance(output.get(ROWS), Tensor):
             raise SpecError(
@@ -179,7 +179,7 @@ class TextModel:
         if unknown := sorted(fields - {ROWS, POOLED}):
             raise SpecError(f"{type(self.model).__name__} returns {unknown}: expected {ROWS!r} and {POOLED!r} alone")
         declared = {ROWS: Rows()} | ({POOLED: Items()} if POOLED in fields else {})
-        return Outputs(**declared, **({HIDDEN_STATES: Rows()} if hidden_states else {}))
+        return Fields(**declared, **({HIDDEN_STATES: Rows()} if hidden_states else {}))
 
     def ignores_side(self, calls: Sequence[Mapping[str, Tensor]], expected: Sequence[Any]) -> bool:
         """Return True if the model gives texts that are padded on the left what it gives them padded on the right."""

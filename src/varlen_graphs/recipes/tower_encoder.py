@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import nn
 
+from varlen_graphs.budgets.budget import Budget
 from varlen_graphs.capture.outer_compiler import not_compiled
 from varlen_graphs.capture.torch_modes import watcher
 from varlen_graphs.encoder import GraphedEncoder
-from varlen_graphs.layout.budgets import Budget
 from varlen_graphs.serving.warmup_file import WarmupSection
 
 

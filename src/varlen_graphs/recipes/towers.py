@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from varlen_graphs.buffers import AttentionSchedule, Buffer, CuSeqlens, DeviceBuffer, MaxSeqlen
 from varlen_graphs.errors import SpecError
-from varlen_graphs.layout.dtypes import why_not_loaded
-from varlen_graphs.layout.item_table import ItemTable
-from varlen_graphs.layout.segments import Per
+from varlen_graphs.layouts.dtypes import why_not_loaded
+from varlen_graphs.layouts.item_table import ItemTable
+from varlen_graphs.layouts.segments import Per
 
 
 def check_parts(tower: object, parts: Sequence[str], expected: str) -> None:

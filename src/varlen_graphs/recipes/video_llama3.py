@@ -12,22 +12,22 @@ from torch import Tensor
 
 from varlen_graphs.attention.api import TileSchedule
 from varlen_graphs.attention.backends import AttentionBackend
+from varlen_graphs.budgets.ladder import Budgets
 from varlen_graphs.buffers import DeviceBuffer
+from varlen_graphs.declaration.buffer_spec import BufferSpec
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import LayoutError
-from varlen_graphs.layout.budgets import Budgets
-from varlen_graphs.layout.columns import Column
-from varlen_graphs.layout.grids import GridTHW
-from varlen_graphs.layout.item_table import ItemTable
+from varlen_graphs.inputs.rows import Rows as InputRows
+from varlen_graphs.layouts.columns import Column
+from varlen_graphs.layouts.grids import GridTHW
+from varlen_graphs.layouts.item_table import ItemTable
+from varlen_graphs.outputs.declared import Fields
+from varlen_graphs.outputs.entries import Rows
+from varlen_graphs.outputs.grid_entries import GridEntries
 from varlen_graphs.recipes.blocks import patch_convolution, siglip_layers
 from varlen_graphs.recipes.registry import handles
 from varlen_graphs.recipes.towers import attention_buffers, check_parts, output_class
 from varlen_graphs.recipes.vision_tower import recorded
-from varlen_graphs.spec.buffer_spec import BufferSpec
-from varlen_graphs.spec.declared_outputs import Outputs
-from varlen_graphs.spec.entries import Rows
-from varlen_graphs.spec.grid_entries import GridEntries
-from varlen_graphs.spec.rows import PackedRows
 
 PARTS = ("embeddings", "encoder", "post_layernorm", "rotary_pos_emb")
 MERGE = "merge_sizes"
@@ -72,14 +72,14 @@ def video_llama3(
         return output_type(last_hidden_state=merged, **recorded(states, states[-1], output_hidden_states))
 
     spec = BufferSpec(
-        rows=PackedRows("pixel_values", shape=(tower.embeddings.patch_embedding.weight[0].numel(),)),
+        rows=InputRows("pixel_values", shape=(tower.embeddings.patch_embedding.weight[0].numel(),)),
         layout=GridTHW(columns=(Column(MERGE, pad=1),)),
         buffers=[
             *attention_buffers(tower.encoder.layers[0].self_attn, "frame"),
             DeviceBuffer("positions", _positions, any_segments=False),
             DeviceBuffer("middle_rows", _middle_rows, any_segments=False),
         ],
-        outputs=Outputs(last_hidden_state=GridEntries(_tokens, lambda budget: budget.rows), hidden_states=Rows()),
+        outputs=Fields(last_hidden_state=GridEntries(_tokens, lambda budget: budget.rows), hidden_states=Rows()),
         declared_by="recipe",
     )
     return GraphedEncoder(tower, budgets, spec, forward=forward, **options)

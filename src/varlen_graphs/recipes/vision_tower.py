@@ -9,14 +9,14 @@ from torch import Tensor
 from varlen_graphs.attention.api import TileSchedule, varlen_attention
 from varlen_graphs.attention.backends import AttentionBackend
 from varlen_graphs.buffers import Buffer
+from varlen_graphs.declaration.buffer_spec import BufferSpec
+from varlen_graphs.inputs.normalize import Normalize
+from varlen_graphs.inputs.patches import Patches
+from varlen_graphs.inputs.rows import Rows as InputRows
 from varlen_graphs.kernels.rotary.op import apply_rotary
-from varlen_graphs.layout.grids import GridTHW
+from varlen_graphs.layouts.grids import GridTHW
+from varlen_graphs.outputs.declared import HIDDEN_STATES, Declared
 from varlen_graphs.recipes.blocks import add_norm, project_heads, split_heads
-from varlen_graphs.spec.buffer_spec import BufferSpec
-from varlen_graphs.spec.declared_outputs import HIDDEN_STATES, Declared
-from varlen_graphs.spec.normalize import Normalize
-from varlen_graphs.spec.patches import Patches
-from varlen_graphs.spec.rows import PackedRows
 
 
 class Segments(NamedTuple):
@@ -32,7 +32,7 @@ def vision_spec(
 ) -> BufferSpec:
     """Return the declaration of a tower that takes `hidden_states` `[rows, pixels]` and `grid_thw` `[items, 3]`."""
     return BufferSpec(
-        rows=PackedRows.pixels("hidden_states", tower.patch_embed.proj.weight[0].numel(), normalize),
+        rows=InputRows.pixels("hidden_states", tower.patch_embed.proj.weight[0].numel(), normalize),
         layout=GridTHW("grid_thw", merge=tower.spatial_merge_size),
         buffers=buffers,
         outputs=outputs,

@@ -5,9 +5,9 @@ from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from varlen_graphs.budgets.budget import Budget
 from varlen_graphs.errors import InputError
 from varlen_graphs.files import number
-from varlen_graphs.layout.budgets import Budget
 
 REPLAY_ROWS = 512
 """Fixed cost of a replay, in rows: two small replays do not beat one that is a little larger."""

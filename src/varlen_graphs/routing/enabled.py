@@ -2,9 +2,9 @@
 
 from collections.abc import Collection, Iterable, Mapping
 
+from varlen_graphs.budgets.budget import Budget
 from varlen_graphs.errors import counted
-from varlen_graphs.layout.budgets import Budget
-from varlen_graphs.layout.needs import Demand, Load
+from varlen_graphs.layouts.needs import Demand, Load
 from varlen_graphs.routing.costs import Costs
 from varlen_graphs.stats import Reason
 

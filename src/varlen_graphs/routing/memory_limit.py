@@ -4,9 +4,9 @@ import math
 from collections import Counter
 from collections.abc import Collection, Mapping
 
+from varlen_graphs.budgets.budget import Budget
+from varlen_graphs.budgets.memory_size import SCRATCH, in_bytes
 from varlen_graphs.errors import warn
-from varlen_graphs.layout.budgets import Budget
-from varlen_graphs.layout.memory_size import SCRATCH, in_bytes
 from varlen_graphs.routing.costs import MARGIN, Costs
 from varlen_graphs.routing.enabled import EnabledBudgets
 from varlen_graphs.routing.recent import Recent, share_of_each

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from functools import reduce
 from typing import NamedTuple
 
-from varlen_graphs.layout.budgets import Budget
-from varlen_graphs.layout.items import Layout
-from varlen_graphs.layout.needs import Demand, Load
-from varlen_graphs.layout.span import Span, spans_of
+from varlen_graphs.budgets.budget import Budget
+from varlen_graphs.layouts.items import Layout
+from varlen_graphs.layouts.needs import Demand, Load
+from varlen_graphs.layouts.span import Span, spans_of
 from varlen_graphs.routing.costs import Costs
 
 EXACT_ITEMS = 6

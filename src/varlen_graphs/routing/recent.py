@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from varlen_graphs.layout.budgets import Budget
+from varlen_graphs.budgets.budget import Budget
 
 RECENT = 1000
 """Number of calls of an encoder after which earlier ones count half."""

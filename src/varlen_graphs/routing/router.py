@@ -4,16 +4,16 @@ from collections.abc import Collection, Sequence
 from operator import itemgetter
 from typing import Literal, NamedTuple
 
+from varlen_graphs.budgets.budget import Budget
+from varlen_graphs.declaration.buffer_spec import BufferSpec
+from varlen_graphs.declaration.call import Call
+from varlen_graphs.declaration.reading import read_items
 from varlen_graphs.errors import BudgetError
-from varlen_graphs.layout.budgets import Budget
-from varlen_graphs.layout.items import Layout
-from varlen_graphs.layout.needs import Load
+from varlen_graphs.layouts.items import Layout
+from varlen_graphs.layouts.needs import Load
 from varlen_graphs.routing.costs import MARGIN, Costs
 from varlen_graphs.routing.enabled import EnabledBudgets
 from varlen_graphs.routing.packing import Pack, cheapest, pack, single, total_cost
-from varlen_graphs.spec.buffer_spec import BufferSpec
-from varlen_graphs.spec.call import Call
-from varlen_graphs.spec.reading import read_items
 from varlen_graphs.stats import Reason
 
 EAGER_IS_FASTER = "faster without padding"

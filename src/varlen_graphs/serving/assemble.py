@@ -6,16 +6,21 @@ from typing import Any, get_args
 
 from torch import nn
 
+from varlen_graphs.budgets.ladder import Budgets, DefaultBudgets, Ladder
 from varlen_graphs.capture.mode import BackendName, Mode
-from varlen_graphs.capture.options import Capture
 from varlen_graphs.capture.pool import Pool
+from varlen_graphs.checks.values import quoted
+from varlen_graphs.declaration.budgets import default_budgets, resolve_budgets
+from varlen_graphs.declaration.buffer_spec import BufferSpec
+from varlen_graphs.declaration.checks import check_budgets
+from varlen_graphs.declaration.signature import Off, Signature
 from varlen_graphs.errors import SpecError
 from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.graphs.store import GraphStore
 from varlen_graphs.kernels.start import start_triton
-from varlen_graphs.layout.budgets import Budgets, DefaultBudgets, Ladder, resolve_budgets
-from varlen_graphs.layout.options import GpuLayouts, LayoutCheck
-from varlen_graphs.layout.values import quoted
+from varlen_graphs.options.capture import Capture
+from varlen_graphs.options.gpu_layouts import GpuLayouts, LayoutCheck
+from varlen_graphs.options.verify import Verify
 from varlen_graphs.routing.costs import Costs
 from varlen_graphs.routing.enabled import EnabledBudgets
 from varlen_graphs.routing.memory_limit import MemoryLimit
@@ -24,14 +29,10 @@ from varlen_graphs.serving.execute import Executor
 from varlen_graphs.serving.lazy import LazyRouter
 from varlen_graphs.serving.wanted import Wanted
 from varlen_graphs.serving.warm_start import WarmStart
-from varlen_graphs.spec.buffer_spec import BufferSpec
-from varlen_graphs.spec.checks import check_budgets
-from varlen_graphs.spec.signature import Off, Signature
 from varlen_graphs.stats import Stats
 from varlen_graphs.verify.capture_check import check_graphs
 from varlen_graphs.verify.eager_checks import check_claim
 from varlen_graphs.verify.in_service import InService
-from varlen_graphs.verify.options import Verify
 
 
 def check_options(
@@ -60,9 +61,9 @@ def check_options(
             "'forward_features'"
         )
     if pool is not None and not isinstance(pool, Pool):
-        raise SpecError(f"pool={quoted(pool)}: expected a Pool, such as vg.Pool(), or None")
+        raise SpecError(f"pool={quoted(pool)}: expected a Pool, such as vg.options.Pool(), or None")
     if not isinstance(capture, Capture):
-        raise SpecError(f"capture={capture!r}: expected a Capture, such as vg.Capture(lazy=True)")
+        raise SpecError(f"capture={capture!r}: expected a Capture, such as vg.options.Capture(lazy=True)")
 
 
 def assemble(
@@ -71,7 +72,7 @@ def assemble(
     memory: int | str | None, capture: Capture, verify: Verify,
 ) -> tuple[Executor, Wanted, WarmStart]:  # fmt: skip
     """Make the parts of an encoder from checked options: the path of a call, captures between calls, the file."""
-    chosen = DefaultBudgets.of(spec.layout) if budgets is None else budgets
+    chosen = default_budgets(spec.layout) if budgets is None else budgets
     given = chosen.budgets if isinstance(chosen, DefaultBudgets) else chosen
     resolved = resolve_budgets(given, spec.row_multiple, spec.needs)
     check_budgets(spec, resolved)

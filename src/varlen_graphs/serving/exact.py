@@ -3,17 +3,17 @@
 from collections import Counter
 from threading import Event
 
+from varlen_graphs.budgets.budget import Budget
 from varlen_graphs.capture.memory import forget_frames
+from varlen_graphs.declaration.call import Call
 from varlen_graphs.errors import VerificationError, warn
 from varlen_graphs.graphs.capturer import Size
 from varlen_graphs.graphs.graph_set import reason_of
 from varlen_graphs.graphs.store import GraphStore, Usable
-from varlen_graphs.layout.budgets import Budget
-from varlen_graphs.layout.needs import Load
+from varlen_graphs.layouts.needs import Load
 from varlen_graphs.routing.packing import Pack, cheapest
 from varlen_graphs.routing.recent import RECENT
 from varlen_graphs.routing.router import Route
-from varlen_graphs.spec.call import Call
 
 LEAST_CALLS = 4
 """Number of calls of late from which a size is worth a graph."""

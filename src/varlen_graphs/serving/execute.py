@@ -9,20 +9,27 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from varlen_graphs.budgets.budget import Budget
 from varlen_graphs.capture.ambient import DIFFERENCES
 from varlen_graphs.capture.memory import is_out_of_memory
 from varlen_graphs.capture.mode import DIAGNOSED, DISABLED, HOOKS, NO_GRAPHS, OBSERVED, Mode, is_disabled
 from varlen_graphs.capture.pool import on_device, others_capture
 from varlen_graphs.capture.torch_modes import INSTEAD, PROXY, WATCHERS, records
+from varlen_graphs.declaration.call import Call
+from varlen_graphs.declaration.part import part_of
+from varlen_graphs.declaration.reading import check_inputs, only_on_device, read_items, read_layout
+from varlen_graphs.declaration.signature import Signature
+from varlen_graphs.declaration.statics import StaticKey
 from varlen_graphs.errors import CaptureError, InputError, LayoutError, SpecError
 from varlen_graphs.graphs.capturer import CaptureInputs
 from varlen_graphs.graphs.forward import MODULE, Reference
 from varlen_graphs.graphs.graph_set import GraphSet
 from varlen_graphs.graphs.row_source import NOWHERE
 from varlen_graphs.graphs.store import GraphStore, Usable
-from varlen_graphs.layout.budgets import Budget
-from varlen_graphs.layout.options import GpuLayouts
-from varlen_graphs.layout.span import Span
+from varlen_graphs.inputs.extra import PerItem
+from varlen_graphs.layouts.span import Span
+from varlen_graphs.options.gpu_layouts import GpuLayouts
+from varlen_graphs.outputs.parts import flatten, with_padding
 from varlen_graphs.routing.packing import Pack
 from varlen_graphs.routing.router import Route, Router
 from varlen_graphs.serving.exact import ExactGraphs
@@ -32,13 +39,6 @@ from varlen_graphs.serving.replayed_items import DeviceItems, HostItems
 from varlen_graphs.serving.results import Collected
 from varlen_graphs.serving.row_checks import check_beside, check_rows, no_rows
 from varlen_graphs.serving.trace_size import trace_size
-from varlen_graphs.spec.call import Call
-from varlen_graphs.spec.inputs import PerItem
-from varlen_graphs.spec.outputs import flatten, with_padding
-from varlen_graphs.spec.part import part_of
-from varlen_graphs.spec.reading import check_inputs, only_on_device, read_items, read_layout
-from varlen_graphs.spec.signature import Signature
-from varlen_graphs.spec.statics import StaticKey
 from varlen_graphs.stats import Stats
 from varlen_graphs.traffic.trace import Trace
 from varlen_graphs.watch.made_up_run import run_made_up

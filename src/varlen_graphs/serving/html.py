@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from html import escape
 
-from varlen_graphs.layout.budgets import Budget
+from varlen_graphs.budgets.budget import Budget
 from varlen_graphs.routing.costs import Costs
 from varlen_graphs.stats import Stats
 

@@ -4,20 +4,20 @@ from collections.abc import Collection, Mapping
 from threading import Event, RLock
 from typing import NamedTuple
 
+from varlen_graphs.budgets.budget import Budget
 from varlen_graphs.capture.memory import forget_frames
+from varlen_graphs.checks.values import quoted
+from varlen_graphs.declaration.buffer_spec import BufferSpec
+from varlen_graphs.declaration.call import Call
 from varlen_graphs.errors import warn
 from varlen_graphs.graphs.capturer import CaptureInputs, Key
 from varlen_graphs.graphs.graph_set import reason_of
 from varlen_graphs.graphs.store import GraphStore
-from varlen_graphs.layout.budgets import Budget
-from varlen_graphs.layout.values import quoted
 from varlen_graphs.routing.costs import Costs
 from varlen_graphs.routing.enabled import EnabledBudgets
 from varlen_graphs.routing.packing import total_cost
 from varlen_graphs.routing.recent import Recent
 from varlen_graphs.routing.router import OnMiss, Route, Router
-from varlen_graphs.spec.buffer_spec import BufferSpec
-from varlen_graphs.spec.call import Call
 from varlen_graphs.stats import Stats
 
 NOT_CAPTURED = "not captured yet"

@@ -10,11 +10,11 @@ from varlen_graphs.capture.ambient import (
     TRAINING_CHANGED,
 )
 from varlen_graphs.capture.mode import HOOKS
+from varlen_graphs.declaration.signature import Signature
 from varlen_graphs.errors import warn
 from varlen_graphs.routing.enabled import CAPTURE_FAILED, OVER_LIMIT, PROOF_FAILED, TOO_LARGE, WRONG_OUTPUT
 from varlen_graphs.routing.router import Router
 from varlen_graphs.serving.lazy import NOT_CAPTURED, Requests
-from varlen_graphs.spec.signature import Signature
 from varlen_graphs.stats import Stats
 
 MOST, OF_LAST = 90, 100

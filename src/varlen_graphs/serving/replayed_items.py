@@ -6,14 +6,14 @@ import torch
 from torch import Tensor
 
 from varlen_graphs.capture.stream_order import current_stream
+from varlen_graphs.declaration.call import Call
 from varlen_graphs.graphs.arena import Arena
 from varlen_graphs.graphs.gpu_checks import GpuChecks
 from varlen_graphs.graphs.row_source import NOWHERE, Source
-from varlen_graphs.layout.items import Layout
-from varlen_graphs.layout.packed_batch import Sizes
-from varlen_graphs.layout.span import Span
+from varlen_graphs.layouts.items import Layout
+from varlen_graphs.layouts.packed_batch import Sizes
+from varlen_graphs.layouts.span import Span
 from varlen_graphs.routing.packing import Pack
-from varlen_graphs.spec.call import Call
 
 
 class HostItems:

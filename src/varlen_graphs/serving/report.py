@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from varlen_graphs.checks.values import quoted
 from varlen_graphs.errors import counted
 from varlen_graphs.graphs.store import GraphStore
-from varlen_graphs.layout.values import quoted
 from varlen_graphs.stats import Stats
 
 

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from varlen_graphs.layout.dtypes import plain
-from varlen_graphs.layout.span import Span
-from varlen_graphs.spec.entries import Extent
+from varlen_graphs.layouts.dtypes import plain
+from varlen_graphs.layouts.span import Span
+from varlen_graphs.outputs.entries import Extent
 
 
 class Collected:

@@ -13,16 +13,16 @@ from varlen_graphs.capture.mode import NO_GRAPHS
 from varlen_graphs.capture.pool import on_device
 from varlen_graphs.capture.stream_order import current_stream, follow
 from varlen_graphs.capture.torch_modes import INSTEAD, WATCHERS, records
+from varlen_graphs.checks.fields import is_integer
+from varlen_graphs.checks.values import quoted
+from varlen_graphs.declaration.call import Call
+from varlen_graphs.declaration.reading import check_description, check_inputs, parse, why_beyond
 from varlen_graphs.errors import InputError
 from varlen_graphs.graphs.graph_set import GraphSet
-from varlen_graphs.layout.fields import is_integer
-from varlen_graphs.layout.padded import PaddedMask
-from varlen_graphs.layout.values import quoted
+from varlen_graphs.layouts.mask import Mask
 from varlen_graphs.routing.router import Route
 from varlen_graphs.serving.execute import Executor
 from varlen_graphs.serving.row_checks import check_beside, check_rows, no_rows
-from varlen_graphs.spec.call import Call
-from varlen_graphs.spec.reading import check_description, check_inputs, parse, why_beyond
 
 
 class Stage:
@@ -147,7 +147,7 @@ def _bind(executor: Executor, layout: Any, arguments: dict[str, Any]) -> Call:
     if call.inputs:
         check_beside(executor.store, call)
     described = dict(call.description)
-    if isinstance(spec.layout, PaddedMask):  # which may be wider than what it marks
+    if isinstance(spec.layout, Mask):  # which may be wider than what it marks
         del described[spec.layout.name]
     check_description(described, executor.router.budgets.budgets[-1].rows)
     call.layout = parse(spec, call.description, ())

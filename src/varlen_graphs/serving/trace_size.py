@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable
 
-from varlen_graphs.layout.items import Layout
+from varlen_graphs.declaration.buffer_spec import BufferSpec
+from varlen_graphs.declaration.call import Call
+from varlen_graphs.layouts.items import Layout
 from varlen_graphs.routing.router import Router
-from varlen_graphs.spec.buffer_spec import BufferSpec
-from varlen_graphs.spec.call import Call
 from varlen_graphs.traffic.trace import Size, Trace
 
 

@@ -3,10 +3,10 @@
 import logging
 from threading import Event
 
-from varlen_graphs.capture.options import Capture
+from varlen_graphs.budgets.budget import Budget
 from varlen_graphs.graphs.graph_set import reason_of
 from varlen_graphs.graphs.store import GraphStore
-from varlen_graphs.layout.budgets import Budget
+from varlen_graphs.options.capture import Capture
 from varlen_graphs.serving.exact import ExactGraphs
 from varlen_graphs.serving.lazy import Requests
 from varlen_graphs.stats import Stats

@@ -3,14 +3,14 @@
 from typing import Any
 
 from varlen_graphs.attention import timing
-from varlen_graphs.capture.options import Capture
+from varlen_graphs.budgets.budget import Budget
+from varlen_graphs.declaration.statics import json_statics
 from varlen_graphs.errors import CaptureError, InputError, SpecError, warn
-from varlen_graphs.layout.budgets import Budget
+from varlen_graphs.options.capture import Capture
 from varlen_graphs.routing.recent import share_of_each
 from varlen_graphs.serving.execute import Executor
 from varlen_graphs.serving.lazy import Requests
 from varlen_graphs.serving.warmup_file import WarmupSection, identity_of, read_section
-from varlen_graphs.spec.statics import json_statics
 
 
 class WarmStart:

@@ -16,13 +16,13 @@ import torch
 from torch import nn
 
 from varlen_graphs.attention import timing
+from varlen_graphs.budgets.budget import Budget
+from varlen_graphs.checks.values import quoted
+from varlen_graphs.declaration.buffer_spec import BufferSpec
 from varlen_graphs.errors import InputError
 from varlen_graphs.files import DAMAGED, integer, write_whole
-from varlen_graphs.layout.budgets import Budget
-from varlen_graphs.layout.values import quoted
+from varlen_graphs.outputs.declared import extents
 from varlen_graphs.routing.costs import Costs
-from varlen_graphs.spec.buffer_spec import BufferSpec
-from varlen_graphs.spec.declared_outputs import extents
 from varlen_graphs.watch.sharded import sharding
 
 FORMAT = "2"

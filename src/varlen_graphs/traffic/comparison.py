@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
+from varlen_graphs.budgets.ladder import Ladder
 from varlen_graphs.errors import counted
-from varlen_graphs.layout.budgets import Ladder
 from varlen_graphs.routing.costs import REPLAY_ROWS, Costs
 from varlen_graphs.traffic.planning import Plan, evaluate
 from varlen_graphs.traffic.trace import Trace

@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+from varlen_graphs.budgets.budget import ROW_ALIGNMENT, Budget
+from varlen_graphs.budgets.ladder import row_count_for
+from varlen_graphs.budgets.memory_size import in_bytes, most_rows
+from varlen_graphs.checks.fields import is_integer
+from varlen_graphs.checks.values import quoted
 from varlen_graphs.errors import BudgetError, InputError, counted
-from varlen_graphs.layout.budgets import ROW_ALIGNMENT, Budget, row_count_for
-from varlen_graphs.layout.fields import is_integer
-from varlen_graphs.layout.memory_size import in_bytes, most_rows
-from varlen_graphs.layout.needs import Load
-from varlen_graphs.layout.values import quoted
+from varlen_graphs.layouts.needs import Load
 from varlen_graphs.routing.costs import Costs
 from varlen_graphs.traffic.trace import Size, Trace
 
@@ -91,7 +92,7 @@ def plan(
     packer may split a call that a budget holds; the packer does so only if it costs less.
 
     Every budget has calls, and there are fewer than `max_graphs` if more would gain nothing. Later calls may be larger
-    than those of the trace: add budgets for them, `[*vg.traffic.plan(trace), vg.Budget(16_384)]`.
+    than those of the trace: add budgets for them, `[*vg.traffic.plan(trace), vg.budgets.Budget(16_384)]`.
 
     Args:
         trace: The recorded calls.

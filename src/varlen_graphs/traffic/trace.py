@@ -9,9 +9,9 @@ from pathlib import Path
 from threading import RLock
 from typing import Any, NamedTuple
 
+from varlen_graphs.checks.values import quoted
 from varlen_graphs.errors import InputError, counted
 from varlen_graphs.files import DAMAGED, integer, write_whole
-from varlen_graphs.layout.values import quoted
 from varlen_graphs.routing.costs import Costs
 
 

@@ -5,25 +5,25 @@ from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple
 
+from varlen_graphs.budgets.budget import Budget
 from varlen_graphs.buffers import AttentionMask
 from varlen_graphs.capture.agreement import Failure
 from varlen_graphs.capture.pool import Pool
+from varlen_graphs.declaration.buffer_spec import BufferSpec
+from varlen_graphs.declaration.call import Call
 from varlen_graphs.errors import CaptureError, SpecError, VerificationError, warn
 from varlen_graphs.graphs.cached_state import StateCheck
 from varlen_graphs.graphs.capturer import CaptureInputs
 from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.graphs.graph_set import GraphSet
-from varlen_graphs.layout.budgets import Budget
-from varlen_graphs.layout.items import Layout
+from varlen_graphs.layouts.items import Layout
+from varlen_graphs.options.verify import Verify
 from varlen_graphs.routing.packing import Pack
 from varlen_graphs.serving.execute import Executor
-from varlen_graphs.spec.buffer_spec import BufferSpec
-from varlen_graphs.spec.call import Call
 from varlen_graphs.verify import synthetic_layouts as layouts
 from varlen_graphs.verify.disagreement import Replays
 from varlen_graphs.verify.eager_checks import check_eager, check_in_parts, check_left_out, check_lengths
 from varlen_graphs.verify.error_locator import ErrorLocator
-from varlen_graphs.verify.options import Verify
 from varlen_graphs.verify.samples import SampleRun, Samples
 from varlen_graphs.verify.synthetic_calls import Kind
 

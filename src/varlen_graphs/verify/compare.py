@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from varlen_graphs.declaration.call import Call
 from varlen_graphs.graphs.forward import MODULE, Forward
-from varlen_graphs.layout.items import Layout
-from varlen_graphs.layout.packed_batch import item_sizes, pack_rows
-from varlen_graphs.layout.span import Span
-from varlen_graphs.spec.call import Call
-from varlen_graphs.spec.entries import Extent
-from varlen_graphs.spec.outputs import Parts, Path, at, name_of
+from varlen_graphs.layouts.items import Layout
+from varlen_graphs.layouts.packed_batch import item_sizes, pack_rows
+from varlen_graphs.layouts.span import Span
+from varlen_graphs.outputs.entries import Extent
+from varlen_graphs.outputs.parts import Parts, Path, at, name_of
 
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 """Allowed relative error by dtype of the computation. TF32 rounds as float16 does, quantised weights as bfloat16."""

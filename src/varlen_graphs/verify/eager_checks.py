@@ -9,15 +9,15 @@ from typing import Any
 
 import torch
 
+from varlen_graphs.declaration.call import Call
+from varlen_graphs.declaration.reading import read_layout
 from varlen_graphs.errors import SpecError, VerificationError
 from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.kernels.operator import references
-from varlen_graphs.layout.items import Layout
-from varlen_graphs.spec.call import Call
-from varlen_graphs.spec.declared_outputs import extents
-from varlen_graphs.spec.entries import CountedEntries
-from varlen_graphs.spec.outputs import flatten
-from varlen_graphs.spec.reading import read_layout
+from varlen_graphs.layouts.items import Layout
+from varlen_graphs.outputs.declared import extents
+from varlen_graphs.outputs.entries import CountedEntries
+from varlen_graphs.outputs.parts import flatten
 from varlen_graphs.verify.compare import Example, few, limit_of
 from varlen_graphs.verify.disagreement import TOGETHER
 from varlen_graphs.verify.error_locator import DECLARED
@@ -30,13 +30,14 @@ from varlen_graphs.watch.made_up_run import run_made_up
 COUNTS = (
     "In a batch they do not. Declare of_item, the number of entries that the module makes of an item, as the same "
     "function of its rows for all outputs and masks that have as many; if it takes multiples only, as Rows(every=...). "
-    "If it takes only some lengths for another reason, and no others come, pass verify=vg.Verify(prove=False)."
+    "If it takes only some lengths for another reason, and no others come, pass verify=vg.options.Verify(prove=False)."
 )
 
 SOME_ROWS = (
     "Among others they do not, so the module takes some numbers of rows only, in which items may act on each other "
     "wherever they begin. Declare a multiple that each item has, such as by merge= or Rows(every=...); or, if all that "
-    "come have one, pass verify=vg.Verify(prove=False), and prove graphs on your own calls with encoder.verify(calls)."
+    "come have one, pass verify=vg.options.Verify(prove=False), and prove graphs on your own calls with "
+    "encoder.verify(calls)."
 )
 
 COUNTED = "Or functions of the declaration count other numbers of entries than items have."
@@ -74,7 +75,7 @@ def check_claim(forward: Forward, tolerance: float | None, call: Call, own: obje
         f"call of items {few(layout)}. Expected the same outputs.{named}\nIf it is to compute what another method of "
         "the module does, name that one: GraphedEncoder(..., method='forward_features') runs it, and graphs are proven "
         "against it. If the module itself is right, add declared_by='recipe' to the declaration; if nothing in the "
-        "module computes this, verify=vg.Verify(prove=False)"
+        "module computes this, verify=vg.options.Verify(prove=False)"
     )
 
 

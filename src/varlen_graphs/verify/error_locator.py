@@ -5,13 +5,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from varlen_graphs.declaration.call import Call
+from varlen_graphs.declaration.part import part_of
 from varlen_graphs.graphs.arena import Arena
 from varlen_graphs.graphs.forward import Forward
-from varlen_graphs.layout.span import Span
+from varlen_graphs.layouts.span import Span
+from varlen_graphs.outputs.parts import clear_gaps, flatten
 from varlen_graphs.routing.packing import Pack
-from varlen_graphs.spec.call import Call
-from varlen_graphs.spec.outputs import clear_gaps, flatten
-from varlen_graphs.spec.part import part_of
 from varlen_graphs.verify.compare import Example, close, equal
 from varlen_graphs.verify.mixing import Inputs, explain_together
 from varlen_graphs.verify.operations import DifferingOperation, Run, Same, first_difference

@@ -5,11 +5,11 @@ from typing import Any
 
 from torch import Tensor
 
-from varlen_graphs.layout.items import Layout
-from varlen_graphs.layout.span import spans_of
-from varlen_graphs.spec.buffer_spec import BufferSpec
-from varlen_graphs.spec.call import Call
-from varlen_graphs.spec.part import part_of
+from varlen_graphs.declaration.buffer_spec import BufferSpec
+from varlen_graphs.declaration.call import Call
+from varlen_graphs.declaration.part import part_of
+from varlen_graphs.layouts.items import Layout
+from varlen_graphs.layouts.span import spans_of
 
 
 def permuted(spec: BufferSpec, call: Call, layout: Layout, groups: Sequence[range] = ()) -> tuple[list[int], Call]:

@@ -6,20 +6,20 @@ from typing import Any
 
 import torch
 
+from varlen_graphs.budgets.budget import Budget
+from varlen_graphs.checks.values import quoted
+from varlen_graphs.declaration.call import Call
+from varlen_graphs.declaration.reading import read_layout
 from varlen_graphs.errors import InputError, VerificationError, counted
 from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.graphs.graph_set import GraphSet
-from varlen_graphs.layout.budgets import Budget
-from varlen_graphs.layout.values import quoted
+from varlen_graphs.options.verify import check_tolerance
 from varlen_graphs.routing.packing import Pack
 from varlen_graphs.serving.execute import Executor
-from varlen_graphs.spec.call import Call
-from varlen_graphs.spec.reading import read_layout
 from varlen_graphs.verify.compare import Example, few
 from varlen_graphs.verify.disagreement import Replays
 from varlen_graphs.verify.error_locator import STATE
 from varlen_graphs.verify.examples import with_other_rows
-from varlen_graphs.verify.options import check_tolerance
 from varlen_graphs.watch.shadow import Shadow
 
 Packs = Sequence[Pack]

@@ -6,22 +6,22 @@ from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from varlen_graphs.budgets.budget import Budget
 from varlen_graphs.capture.backend import Graph
+from varlen_graphs.declaration.buffer_spec import BufferSpec
+from varlen_graphs.declaration.call import Call
+from varlen_graphs.declaration.reading import read_layout
 from varlen_graphs.errors import LayoutError, VerificationError
 from varlen_graphs.graphs.forward import Reference
 from varlen_graphs.graphs.graph_set import GraphSet
-from varlen_graphs.layout.budgets import Budget
-from varlen_graphs.layout.items import Layout
-from varlen_graphs.layout.packed_batch import pack_rows, pad_rows
+from varlen_graphs.layouts.items import Layout
+from varlen_graphs.layouts.packed_batch import pack_rows, pad_rows
+from varlen_graphs.options.verify import Verify
+from varlen_graphs.outputs.parts import Parts, flatten
 from varlen_graphs.routing.enabled import WRONG_OUTPUT
 from varlen_graphs.routing.router import Route
 from varlen_graphs.serving.execute import Executor
-from varlen_graphs.spec.buffer_spec import BufferSpec
-from varlen_graphs.spec.call import Call
-from varlen_graphs.spec.outputs import Parts, flatten
-from varlen_graphs.spec.reading import read_layout
 from varlen_graphs.verify.compare import Difference, Example, few, limit_of
-from varlen_graphs.verify.options import Verify
 from varlen_graphs.watch.made_up_run import run_made_up
 from varlen_graphs.watch.shadow import Shadow
 

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from varlen_graphs.graphs.forward import Forward
-from varlen_graphs.layout.items import Layout
-from varlen_graphs.layout.span import Span
-from varlen_graphs.spec.entries import Extent
-from varlen_graphs.spec.outputs import flatten
+from varlen_graphs.layouts.items import Layout
+from varlen_graphs.layouts.span import Span
+from varlen_graphs.outputs.entries import Extent
+from varlen_graphs.outputs.parts import flatten
 from varlen_graphs.verify.compare import all_equal, item_spans
 from varlen_graphs.verify.examples import other_values
 from varlen_graphs.verify.operations import MOST_BYTES, DifferingOperation, OperationMode, Run, paths_of, where

@@ -6,22 +6,22 @@ from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any, NamedTuple
 
+from varlen_graphs.declaration.call import Call
+from varlen_graphs.declaration.reading import read_layout
 from varlen_graphs.errors import VerificationError, counted
 from varlen_graphs.graphs.capturer import CaptureInputs
 from varlen_graphs.graphs.forward import DECLARATION, MODULE, Forward
 from varlen_graphs.graphs.output_form import check_constants
 from varlen_graphs.kernels.operator import references
-from varlen_graphs.layout.items import Layout
-from varlen_graphs.spec.call import Call
-from varlen_graphs.spec.outputs import Parts, flatten
-from varlen_graphs.spec.reading import read_layout
+from varlen_graphs.layouts.items import Layout
+from varlen_graphs.outputs.parts import Parts, flatten
 from varlen_graphs.verify.compare import MOST_NAN, Example, nan_shares
 from varlen_graphs.verify.synthetic_calls import Kind, SyntheticCalls
 from varlen_graphs.watch.made_up_run import MadeUpRun, run_made_up
 
 BLIND = (
     "all floating outputs are NaN for all synthetic rows, which shows nothing; capture with a call of yours, "
-    "encoder.capture(call), or pass verify=vg.Verify(prove=False), and verify graphs with encoder.verify(calls)"
+    "encoder.capture(call), or pass verify=vg.options.Verify(prove=False), and verify graphs with encoder.verify(calls)"
 )
 
 MOST_SECONDS = 3.0

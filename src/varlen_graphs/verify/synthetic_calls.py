@@ -8,17 +8,17 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from varlen_graphs.declaration.buffer_spec import BufferSpec
+from varlen_graphs.declaration.call import Call
+from varlen_graphs.declaration.reading import read_layout
 from varlen_graphs.graphs.capturer import CaptureInputs
 from varlen_graphs.graphs.first_run import valid_ids
 from varlen_graphs.graphs.forward import Forward
-from varlen_graphs.layout.items import Layout
-from varlen_graphs.layout.packed_batch import item_sizes, pad_rows
-from varlen_graphs.layout.padded import key_padding_mask, real_rows
-from varlen_graphs.layout.span import Span
-from varlen_graphs.spec.buffer_spec import BufferSpec
-from varlen_graphs.spec.call import Call
-from varlen_graphs.spec.entries import Extent, Items, filled
-from varlen_graphs.spec.reading import read_layout
+from varlen_graphs.layouts.items import Layout
+from varlen_graphs.layouts.packed_batch import item_sizes, pad_rows
+from varlen_graphs.layouts.padded import key_padding_mask, real_rows
+from varlen_graphs.layouts.span import Span
+from varlen_graphs.outputs.entries import Extent, Items, filled
 
 Kind = Literal["plain", "repeated", "uneven"]
 """Kind of the numbers in synthetic rows, see `SyntheticCalls.of`."""

@@ -3,10 +3,10 @@
 import math
 from collections.abc import Iterator, Sequence
 
-from varlen_graphs.layout.budgets import Budget
-from varlen_graphs.layout.items import Layout
-from varlen_graphs.layout.samples import sample_item
-from varlen_graphs.spec.buffer_spec import BufferSpec
+from varlen_graphs.budgets.budget import Budget
+from varlen_graphs.declaration.buffer_spec import BufferSpec
+from varlen_graphs.layouts.items import Layout
+from varlen_graphs.layouts.samples import sample_item
 
 Sizes = Sequence[tuple[int, int]]
 """Frames, and rows a frame, of some items."""

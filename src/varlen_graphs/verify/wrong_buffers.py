@@ -10,9 +10,9 @@ from typing import Any
 from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
+from varlen_graphs.checks.values import quoted
 from varlen_graphs.graphs.forward import Forward
-from varlen_graphs.layout.values import quoted
-from varlen_graphs.spec.outputs import flatten
+from varlen_graphs.outputs.parts import flatten
 from varlen_graphs.verify.compare import Example
 from varlen_graphs.watch.lines import is_user_code
 

@@ -65,8 +65,8 @@ EXPLANATIONS: dict[ViolationKind, tuple[str, str]] = {
 """Reason and remedy by kind of violation."""
 
 MASK_REMEDY = (
-    "transformers decides on the host which mask its model needs: declare it as a vg.AttentionMask, with the windows "
-    "and the causality of the model, and pass it by forward=; it is used as it is."
+    "transformers decides on the host which mask its model needs: declare it as a vg.buffers.AttentionMask, with the "
+    "windows and the causality of the model, and pass it by forward=; it is used as it is."
 )
 """Remedy for the lines of transformers that make attention masks from key padding masks."""
 

@@ -50,7 +50,14 @@ _ABSENT = object()
 
 DECLARATIONS = tuple(
     f"varlen_graphs.{name}"
-    for name in ("buffers", "layout.entry_counts", "recipes", "spec.batch_rows", "spec.normalize", "spec.patches")
+    for name in (
+        "buffers",
+        "inputs.normalize",
+        "inputs.patches",
+        "layouts.entry_counts",
+        "outputs.batch_rows",
+        "recipes",
+    )
 )
 """Modules of this library whose objects run beside a module, and may hold tensors or functions over its parts."""
 

@@ -51,12 +51,12 @@ class Case:
     def spec(self) -> vg.BufferSpec:
         """The declaration of the arguments that the module takes."""
         buffers = {
-            "cu_seqlens": vg.CuSeqlens("cu_seqlens"),
-            "max_seqlen": vg.MaxSeqlen("max_seqlen"),
-            "item": vg.DeviceBuffer("item", lambda table: table.row_item),
+            "cu_seqlens": vg.buffers.CuSeqlens("cu_seqlens"),
+            "max_seqlen": vg.buffers.MaxSeqlen("max_seqlen"),
+            "item": vg.buffers.DeviceBuffer("item", lambda table: table.row_item),
         }
         taken = [buffer for name, buffer in buffers.items() if name in self.takes]
-        return vg.BufferSpec(vg.PackedRows("x", shape=(DIM,)), vg.Lengths("lengths"), taken)
+        return vg.BufferSpec(vg.inputs.Rows("x", shape=(DIM,)), vg.Lengths("lengths"), taken)
 
     def arguments(self, lengths: Sequence[int], at: int, bound: int | None = None) -> dict[str, Any]:
         """Return the module's own arguments for items of these lengths, without padding."""

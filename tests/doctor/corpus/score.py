@@ -27,7 +27,7 @@ LAYOUTS = [[12, 8], [5, 15], [7, 7, 6], [20], [5, 4, 8, 3], [9, 3], [21, 12]]
 CALLS = [[12, 8], [5, 15], [7, 7, 6], [3], [30], [20, 10, 11], [1, 2, 3, 4], [40, 30, 20], [12, 8], [16, 16]]
 """Items of the calls to an encoder. One is split over two replays."""
 
-BUDGETS = (vg.Budget(32, items=4), vg.Budget(64, items=8))
+BUDGETS = (vg.budgets.Budget(32, items=4), vg.budgets.Budget(64, items=8))
 
 TOLERANCE = 1e-4
 
@@ -149,7 +149,7 @@ def run_case(case: Case) -> Outcome:
                 _run_call(case, encoder, reference, lengths, at, outcome)
         except Exception as error:
             outcome.said, outcome.replayed = f"{type(error).__name__}: {error}", False
-            outcome.raw = not isinstance(error, vg.VarlenGraphsError)
+            outcome.raw = not isinstance(error, vg.errors.VarlenGraphsError)
     return outcome
 
 

@@ -128,7 +128,7 @@ def test_biases_within_their_reach_and_beyond(dtype, head_dim, block, window, re
     assert (
         torch.equal(vg.varlen_attention(*qkv.unbind(1), cu_seqlens, 300, window=window, bias=bias), out) or block > 64
     )
-    with pytest.raises(vg.InputError, match="'torch' got a bias: expected none"):
+    with pytest.raises(vg.errors.InputError, match="'torch' got a bias: expected none"):
         vg.varlen_attention(*qkv.unbind(1), cu_seqlens, 300, bias=bias, backend="torch")
 
 
@@ -274,5 +274,7 @@ def test_auto_takes_the_reference_where_no_kernel_can():
 
 def test_boundaries_on_the_host_are_refused():
     q, k, v = packed(40, 64, BF16).unbind(1)
-    with pytest.raises(vg.InputError, match=r"cu_seqlens is torch.int32 \[2\] on cpu: expected int32 .* on cuda:0"):
+    with pytest.raises(
+        vg.errors.InputError, match=r"cu_seqlens is torch.int32 \[2\] on cpu: expected int32 .* on cuda:0"
+    ):
         vg.varlen_attention(q, k, v, boundaries([40]), 40)

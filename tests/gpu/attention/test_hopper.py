@@ -92,11 +92,11 @@ def test_layouts_are_read_where_they_lie_and_nothing_beside_them(layout, head_di
 def test_tensors_that_the_copy_engine_cannot_read_are_left_to_other_kernels():
     cu_seqlens = boundaries([1000, 1250], device="cuda")
     q, k, v = (heads_first(x) for x in packed(2300, 72, BF16).unbind(1))
-    with pytest.raises(vg.InputError, match="nor heads that lie rows apart"):
+    with pytest.raises(vg.errors.InputError, match="nor heads that lie rows apart"):
         attend(q, k, v, cu_seqlens, 1250)
     q, k, v = (unaligned(x) for x in packed(2300, 72, BF16).unbind(1))
     for backend in ("hopper", "torch"):
-        with pytest.raises(vg.InputError, match="heads or rows that begin at no multiple of 16 bytes"):
+        with pytest.raises(vg.errors.InputError, match="heads or rows that begin at no multiple of 16 bytes"):
             vg.varlen_attention(q, k, v, cu_seqlens, 1250, backend=backend)
     with measuring():
         out = vg.varlen_attention(q, k, v, cu_seqlens, 1250)
@@ -201,7 +201,7 @@ def test_a_kernel_that_is_not_there_is_refused_and_others_are_taken(monkeypatch)
     q, k, v = packed(1200, 120, FP16).unbind(1)  # no other test loads this kernel
     cu_seqlens = boundaries([1200], device="cuda")
     monkeypatch.setattr(launch, "binary", lambda chosen: b"no kernel")
-    with pytest.raises(vg.InputError, match="backend 'hopper' got a kernel that cannot be compiled or loaded"):
+    with pytest.raises(vg.errors.InputError, match="backend 'hopper' got a kernel that cannot be compiled or loaded"):
         attend(q, k, v, cu_seqlens, 1200)
     with measuring():
         out = vg.varlen_attention(q, k, v, cu_seqlens, 1200)

@@ -18,7 +18,7 @@ pytestmark = on_gpus()
 @pytest.mark.parametrize("name", ["bert", "modernbert", "clip", "t5"])
 def test_whole_models_equal_their_eager_runs(name, dtype, tolerance):
     model = text_model(name, dtype).cuda()
-    strict = vg.Verify(strict=True, tolerance=tolerance)
+    strict = vg.options.Verify(strict=True, tolerance=tolerance)
     check_texts(text_encoder(name, model, backend="cuda", verify=strict), model, "cuda", tolerance)
 
 
@@ -32,7 +32,7 @@ def test_models_with_plain_attention_take_floating_masks(name):
 @pytest.mark.parametrize("name", ["modernbert", "clip"])
 def test_the_mask_of_another_model_is_refused_and_calls_run_eager(name):
     model = text_model(name).cuda()
-    encoder = text_encoder(name, model, [vg.AttentionMask("mask")], backend="cuda", declared_by="recipe")
+    encoder = text_encoder(name, model, [vg.buffers.AttentionMask("mask")], backend="cuda", declared_by="recipe")
     with pytest.warns(UserWarning, match="something other than the module itself"):
         encoder.capture()
     ids, mask = texts([60, 33, 64, 1], device="cuda")
@@ -45,7 +45,7 @@ def test_a_model_that_looks_at_its_mask_names_the_declaration():
         return model(input_ids, attention_mask=attention_mask)
 
     encoder = text_encoder("modernbert", text_model("modernbert").cuda(), [], forward, backend="cuda")
-    with pytest.raises(vg.CaptureError, match="AttentionMask"):
+    with pytest.raises(vg.errors.CaptureError, match="AttentionMask"):
         encoder.capture()
 
 
@@ -55,7 +55,9 @@ def test_the_padding_contract_holds_for_packed_rows(dtype):
     index = T5Buckets(8, 20)
     bias = RelativePositionBias("bias", "bias.weight", index)
     encoder = dense_encoder(
-        module, [vg.AttentionMask("mask", window=(3, 5), dtype=dtype), *[bias][dtype is torch.bool :]], backend="cuda"
+        module,
+        [vg.buffers.AttentionMask("mask", window=(3, 5), dtype=dtype), *[bias][dtype is torch.bool :]],
+        backend="cuda",
     )
 
     def alone(item):
@@ -74,9 +76,9 @@ def test_the_padding_contract_holds_for_packed_rows(dtype):
 @pytest.mark.parametrize(
     "declared",
     [
-        vg.AttentionMask("b", causal=True),
-        vg.AttentionMask("b", per="frame", window=(5, 2), dtype=torch.float16),
-        vg.AttentionMask("b", per=vg.Windows(2)),
+        vg.buffers.AttentionMask("b", causal=True),
+        vg.buffers.AttentionMask("b", per="frame", window=(5, 2), dtype=torch.float16),
+        vg.buffers.AttentionMask("b", per=vg.layouts.Windows(2)),
         RelativePositionBias("b", torch.randn(32, 2), T5Buckets(32, 100)),
         RelativePositionBias("b", torch.randn(7 * 9, 2), GridOffsets(4, 5), ("h", "w")),
         RelativePositionBias("b", torch.randn(3 * 3, 2), GridOffsets(2, 2), ("h", "w"), "merge_block"),
@@ -85,9 +87,9 @@ def test_the_padding_contract_holds_for_packed_rows(dtype):
 )
 def test_buffers_equal_those_of_the_cpu(declared):
     items = torch.tensor([(2, 4, 4), (1, 2, 4), (1, 4, 2), (0, 0, 0)])
-    budget, layout = vg.Budget(64, items=4, segments=16), vg.GridTHW(merge=2)
-    expected = declared.produce(vg.layout.ItemTable(items, budget, layout), None)
+    budget, layout = vg.budgets.Budget(64, items=4, segments=16), vg.GridTHW(merge=2)
+    expected = declared.produce(vg.layouts.ItemTable(items, budget, layout), None)
     if isinstance(declared, RelativePositionBias):
         object.__setattr__(declared, "table", declared.table.cuda())
-    got = declared.produce(vg.layout.ItemTable(items.cuda(), budget, layout), None)
+    got = declared.produce(vg.layouts.ItemTable(items.cuda(), budget, layout), None)
     torch.testing.assert_close(got.cpu(), expected, rtol=0, atol=0, equal_nan=True)

@@ -56,7 +56,7 @@ def test_weights_may_change_in_place_after_the_capture():
 
 @pytest.mark.parametrize("function", VARYING)
 def test_values_that_differ_from_run_to_run_are_refused(function):
-    with pytest.raises(vg.CaptureError, match=rf"differs from that of the run before\n.*in {function.__name__}"):
+    with pytest.raises(vg.errors.CaptureError, match=rf"differs from that of the run before\n.*in {function.__name__}"):
         encoder_of(function)(torch.randn(3, 8, device="cuda"), lengths=[3])
     assert not torch.cuda.is_current_stream_capturing()
     assert torch.ones(2, device="cuda").sum().item() == 2
@@ -65,7 +65,7 @@ def test_values_that_differ_from_run_to_run_are_refused(function):
 @pytest.mark.parametrize("function", [*KEPT, *RANDOM])
 def test_what_may_change_on_the_host_is_refused(function):
     """So what the module keeps on the host is never stale."""
-    with pytest.raises(vg.CaptureError, match=rf"host tensor(.|\n)*in {function.__name__}"):
+    with pytest.raises(vg.errors.CaptureError, match=rf"host tensor(.|\n)*in {function.__name__}"):
         encoder_of(function)(torch.randn(3, 8, device="cuda"), lengths=[3])
 
 
@@ -73,7 +73,7 @@ def test_a_buffer_that_stays_on_the_host_is_refused():
     module = Towers(lambda m, x: x * m.factors.to(x.device)).eval().cuda()
     module.register_buffer("factors", torch.ones(8))  # after the module was moved
     encoder = vg.GraphedEncoder(module, [16], SPEC)
-    with pytest.raises(vg.CaptureError, match="copies a host tensor to the device"):
+    with pytest.raises(vg.errors.CaptureError, match="copies a host tensor to the device"):
         encoder(torch.randn(3, 8, device="cuda"), lengths=[3])
 
 

@@ -80,7 +80,7 @@ def test_an_encoder_whose_module_uses_memsets():
             return super().forward(x) * total.view(torch.float32)
 
     module = Encoder(64, 64).cuda()
-    encoder = vg.GraphedEncoder(module, [64, 128], vg.BufferSpec(vg.PackedRows("x", shape=(64,)), vg.Lengths()))
+    encoder = vg.GraphedEncoder(module, [64, 128], vg.BufferSpec(vg.inputs.Rows("x", shape=(64,)), vg.Lengths()))
     for rows in (5, 64, 100):
         x = torch.randn(rows, 64, device="cuda")
         torch.testing.assert_close(encoder(x, lengths=[rows]), 2 * nn.functional.linear(x, module.weight, module.bias))

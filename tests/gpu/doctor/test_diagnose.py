@@ -43,7 +43,7 @@ def test_the_doctor_and_cuda_agree(name):
     module.pinned = torch.ones(4).pin_memory()
     diagnosis = vg.diagnose(module, x)
     assert [finding.kind for finding in diagnosis] == [kind] * (kind is not None)
-    pool = vg.Pool()
+    pool = vg.options.Pool()
     pool.bind(x.device)
 
     def run():
@@ -54,7 +54,7 @@ def test_the_doctor_and_cuda_agree(name):
         with torch.no_grad():
             CudaCapture(pool).capture(run, name)
         captured = True
-    except vg.CaptureError:
+    except vg.errors.CaptureError:
         captured = False
     assert diagnosis.ok == captured
     assert torch.ones(4, device="cuda").sum() == 4  # the device is as it was

@@ -46,7 +46,7 @@ def test_default_budgets_stay_within_half_of_the_memory_of_a_gpu():
 
 
 def test_default_budgets_of_a_small_tower_are_all_kept():
-    spec = vg.BufferSpec(vg.PackedRows("input", (8,)), vg.Lengths())
+    spec = vg.BufferSpec(vg.inputs.Rows("input", (8,)), vg.Lengths())
     encoder = vg.GraphedEncoder(torch.nn.Linear(8, 8).cuda().eval(), None, spec, backend="cuda")
     with torch.no_grad():
         encoder(rows_for([100, 20], device="cuda"), lengths=[100, 20])

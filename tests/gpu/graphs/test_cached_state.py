@@ -61,7 +61,7 @@ class Outside(nn.Module):
 
 
 def test_ids_that_the_module_does_not_have_never_reach_the_gpu():
-    spec = vg.BufferSpec(vg.PackedRows("ids", shape=(), dtype=torch.int64), vg.Lengths())
+    spec = vg.BufferSpec(vg.inputs.Rows("ids", shape=(), dtype=torch.int64), vg.Lengths())
     module = Outside().eval()
     encoder = vg.GraphedEncoder(module, [64], spec)
     ids = torch.tensor([1, 2, 3], device="cuda")

@@ -66,8 +66,8 @@ def test_a_large_call_is_copied_as_a_whole():
         def forward(self, x):
             return x.double().sum(1) * self.scale
 
-    spec = vg.BufferSpec(vg.PackedRows("x", (4096,), torch.float32), vg.Lengths())
-    encoder = vg.GraphedEncoder(Sums(), [vg.Budget(140_000)], spec, backend="cuda")
+    spec = vg.BufferSpec(vg.inputs.Rows("x", (4096,), torch.float32), vg.Lengths())
+    encoder = vg.GraphedEncoder(Sums(), [vg.budgets.Budget(140_000)], spec, backend="cuda")
     for rows in (139_999, 140_000):  # over 2 GiB
         x = torch.rand(rows, 4096, device="cuda")
         torch.testing.assert_close(encoder(x, lengths=[rows]), x.double().sum(1))

@@ -20,7 +20,7 @@ from tests.support.towers import equal_bits
 pytestmark = on_gpus()
 
 SIZES = (256, 1024, 2048)
-SPEC = attention_spec(rows=vg.PackedRows("x", shape=(16,)))
+SPEC = attention_spec(rows=vg.inputs.Rows("x", shape=(16,)))
 GIB = 1 << 30
 
 
@@ -43,7 +43,7 @@ class Faulty(Attention):
 
 
 def faulty(fault, sizes, **options):
-    budgets = [vg.Budget(rows, items=8) for rows in SIZES]
+    budgets = [vg.budgets.Budget(rows, items=8) for rows in SIZES]
     return vg.GraphedEncoder(Faulty(fault, sizes).to("cuda"), budgets, SPEC, **options)
 
 
@@ -72,7 +72,7 @@ def test_a_budget_that_memory_is_too_short_for_is_out_of_use():
     before = torch.cuda.memory_allocated()
     torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 4 * GIB) / total)
     try:
-        spec = vg.BufferSpec(vg.PackedRows("x", shape=(16,)), vg.Lengths())
+        spec = vg.BufferSpec(vg.inputs.Rows("x", shape=(16,)), vg.Lengths())
         module = Hungry()
         module.register_buffer("place", torch.zeros(1, device="cuda"))
         encoder = vg.GraphedEncoder(module, [1024, 4096, 65_536], spec)
@@ -120,7 +120,7 @@ def test_failing_again_and_again_takes_no_memory():
 
     encoder, reserved = faulty(fault, SIZES), []
     for _ in range(10):
-        with pytest.raises(vg.CaptureError, match="no budget could be captured, because memory is short"):
+        with pytest.raises(vg.errors.CaptureError, match="no budget could be captured, because memory is short"):
             encoder.capture()
         gc.collect()
         torch.cuda.synchronize()
@@ -188,7 +188,7 @@ def test_an_interrupt_leaves_encoder_and_process_able_to_capture(inside, interru
 
 
 def test_moved_weights_are_captured_anew_in_the_same_call(caplog):
-    encoder = faulty(None, (), capture=vg.Capture(on_change="recapture")).capture()
+    encoder = faulty(None, (), capture=vg.options.Capture(on_change="recapture")).capture()
     rows = rows_on_gpu([100, 300])
     for change in (lambda m: m.half(), lambda m: m.float(), lambda m: setattr(m.qkv.weight, "data", m.qkv.weight * 2)):
         with torch.no_grad(), caplog.at_level(logging.WARNING, "varlen_graphs"):
@@ -206,11 +206,11 @@ def test_freed_memory_is_never_replayed():
 
     module = Scaled()
     module.factor = torch.full((16,), 3.0, device="cuda")
-    encoder = vg.GraphedEncoder(module, [256], vg.BufferSpec(vg.PackedRows("x", shape=(16,)), vg.Lengths()))
+    encoder = vg.GraphedEncoder(module, [256], vg.BufferSpec(vg.inputs.Rows("x", shape=(16,)), vg.Lengths()))
     rows = rows_on_gpu([6])
     assert torch.equal(encoder(rows, lengths=[6]), rows * 3)
     module.factor.untyped_storage().resize_(0)
-    with pytest.raises(vg.StaleGraphError, match="'factor' was freed since the graphs were captured"):
+    with pytest.raises(vg.errors.StaleGraphError, match="'factor' was freed since the graphs were captured"):
         encoder(rows, lengths=[6])
 
 
@@ -227,7 +227,7 @@ def test_state_that_the_run_before_a_capture_left_behind_is_held():
             return x + state[:1]
 
     spec = vg.BufferSpec("x", vg.Lengths("lengths"))
-    encoder = vg.GraphedEncoder(Stateful().to("cuda"), [64], spec, verify=vg.Verify(prove=False))
+    encoder = vg.GraphedEncoder(Stateful().to("cuda"), [64], spec, verify=vg.options.Verify(prove=False))
     rows = rows_on_gpu([6])
     expected = encoder(rows, lengths=[6])
     others = [torch.full((1 << 20,), torch.nan, device="cuda") for _ in range(8)]  # would take what is free
@@ -256,7 +256,7 @@ def test_an_upload_of_pinned_memory_is_held_and_one_of_memory_made_in_the_forwar
     constant = Uploading(lambda: torch.tensor([3.0] * 16, pin_memory=True)).to("cuda")
     torch.testing.assert_close(vg.GraphedEncoder(constant, [64], spec)(rows, lengths=[6]), rows + 3)
     made = vg.GraphedEncoder(Uploading(lambda: (pinned * 2).pin_memory()).to("cuda"), [64], spec)
-    with pytest.raises(vg.CaptureError, match="uploads host memory that the run itself created"):
+    with pytest.raises(vg.errors.CaptureError, match="uploads host memory that the run itself created"):
         made(rows, lengths=[6])
 
 
@@ -347,7 +347,7 @@ def test_other_threads_draw_random_numbers_while_a_graph_is_captured():
 def test_no_number_is_drawn_twice_or_of_another_seed_while_graphs_are_captured(module_draws):
     """A draw may raise at the moment when a capture begins, and all the time if the module draws."""
     module = Faulty(lambda out: torch.rand_like(out) if module_draws else out, SIZES).to("cuda")
-    encoder = vg.GraphedEncoder(module, [vg.Budget(rows, items=8) for rows in SIZES], SPEC)
+    encoder = vg.GraphedEncoder(module, [vg.budgets.Budget(rows, items=8) for rows in SIZES], SPEC)
     torch.cuda.manual_seed(7)
     first = torch.randint(2**62, (), device="cuda")
     torch.cuda.manual_seed(7)
@@ -394,7 +394,7 @@ PRELUDE = """
     import varlen_graphs as vg
     from tests.support.encoders import Attention, attention_spec
 
-    spec = attention_spec(rows=vg.PackedRows("x", shape=(16,)))
+    spec = attention_spec(rows=vg.inputs.Rows("x", shape=(16,)))
     rows = torch.ones(6, 16, device="cuda")
 
     def make(module=None):
@@ -415,7 +415,7 @@ def test_a_forked_process_is_told_that_graphs_do_not_survive():
         for use in (lambda: encoder(rows, lengths=[6]), encoder.capture, encoder.release, encoder.check):
             try:
                 use()
-            except vg.StaleGraphError:
+            except vg.errors.StaleGraphError:
                 told += 1
         print(told, flush=True)
         os._exit(0)

@@ -147,8 +147,8 @@ def test_interpolation_equals_that_of_torch(mode, align_corners):
     entries = torch.randn(48 * 48, 64, device="cuda")
     image = entries.double().T.reshape(1, 64, 48, 48)
     for height, width in ((14, 14), (84, 84), (28, 90), (1, 200), (128, 128)):
-        table = vg.layout.ItemTable(
-            torch.tensor([[1, height, width]], device="cuda"), vg.Budget(height * width), vg.GridTHW()
+        table = vg.layouts.ItemTable(
+            torch.tensor([[1, height, width]], device="cuda"), vg.budgets.Budget(height * width), vg.GridTHW()
         )
         got = vg.buffers.interpolate_positions(entries, table, mode=mode, align_corners=align_corners)
         expected = F.interpolate(image, (height, width), mode=mode, align_corners=align_corners)
@@ -176,15 +176,15 @@ def test_antialiased_interpolation_equals_that_of_torch():
         image = entries.double().T.reshape(1, 64, side, side)
         for height, width in ((16, 16), (5, 51), (32, 32), (1, 200), (40, 3), (1, 1), (27, 14)):
             sizes = torch.tensor([[1, height, width]], device="cuda")
-            table = vg.layout.ItemTable(sizes, vg.Budget(height * width), vg.GridTHW())
+            table = vg.layouts.ItemTable(sizes, vg.budgets.Budget(height * width), vg.GridTHW())
             got = vg.buffers.interpolate_positions(entries, table, antialias=True)
             expected = F.interpolate(image, (height, width), mode="bilinear", antialias=True)
             torch.testing.assert_close(got.double(), expected[0].flatten(1).T, rtol=0, atol=1e-5)
 
 
 def test_what_padding_rows_hold_stays_there():
-    table = vg.layout.ItemTable(
-        torch.tensor([[1, 6, 6], [0, 0, 0]], device="cuda"), vg.Budget(128), vg.GridTHW(merge=2)
+    table = vg.layouts.ItemTable(
+        torch.tensor([[1, 6, 6], [0, 0, 0]], device="cuda"), vg.budgets.Budget(128), vg.GridTHW(merge=2)
     )
     entries, add = torch.randn(576, 1152, device="cuda"), torch.randn(128, 1152, device="cuda")
     quiet = vg.buffers.interpolate_positions(entries, table, add=add)

@@ -16,5 +16,5 @@ pytestmark = on_gpus()
 @pytest.mark.parametrize("kind", CLASSES)
 def test_outputs_are_those_of_the_tower_padding_included(kind):
     tower = patches_tower(kind).cuda()
-    encoder = vg.recipes.flattened_patches(tower, BUDGETS, backend="cuda", verify=vg.Verify(strict=True))
+    encoder = vg.recipes.flattened_patches(tower, BUDGETS, backend="cuda", verify=vg.options.Verify(strict=True))
     check_patches(encoder, torch.device("cuda"), 1e-4)

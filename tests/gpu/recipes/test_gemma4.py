@@ -19,7 +19,7 @@ def test_patches_that_are_packed_on_their_way_in(dtype, tolerance):
         with torch.no_grad():
             return tower(x.nan_to_num(), positions)
 
-    encoder = vg.recipes.gemma4(tower, [vg.Budget(128, items=6), vg.Budget(256, items=6)])
+    encoder = vg.recipes.gemma4(tower, [vg.budgets.Budget(128, items=6), vg.budgets.Budget(256, items=6)])
     layouts = [[(16, 16)], [(2, 2)], [(8, 6), (4, 6), (2, 2)], [(8, 16)], [(2, 4)] * 6, [(2, 60), (6, 12)]]
     positions = [patch_positions(sizes).cuda() for sizes in layouts]
     check_padding_contract(encoder, original, position_rows, "pixel_position_ids", positions, tolerance)

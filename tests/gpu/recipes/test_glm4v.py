@@ -13,7 +13,11 @@ from tests.support.towers import GLM, distance, glm4v_tower, original_by_frame
 
 pytestmark = on_gpus()
 
-BUDGETS = [vg.Budget(512, items=8, segments=40), vg.Budget(1024, items=8, segments=64), vg.Budget(2048)]
+BUDGETS = [
+    vg.budgets.Budget(512, items=8, segments=40),
+    vg.budgets.Budget(1024, items=8, segments=64),
+    vg.budgets.Budget(2048),
+]
 LAYOUTS = [
     [(1, 32, 64)],  # an item of exactly the largest budget
     [(1, 2, 2)],

@@ -13,7 +13,7 @@ from tests.support.towers import distance
 
 pytestmark = on_gpus()
 
-BUDGETS = [vg.Budget(512, items=8, segments=40), vg.Budget(2048, items=8, segments=64)]
+BUDGETS = [vg.budgets.Budget(512, items=8, segments=40), vg.budgets.Budget(2048, items=8, segments=64)]
 LAYOUTS = [[(1, 32, 64)], [(1, 2, 2)], [(1, 14, 14), (3, 8, 12), (1, 2, 30)], [(40, 2, 2)], [(1, 8, 8)] * 8]
 
 

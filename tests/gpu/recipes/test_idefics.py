@@ -27,7 +27,7 @@ def test_tiles_that_are_packed_on_their_way_in(dtype, tolerance):
         output.last_hidden_state *= mask.flatten(1)[..., None]
         return output
 
-    encoder = vg.recipes.idefics(tower, [vg.Budget(128, items=6), vg.Budget(256, items=6)])
+    encoder = vg.recipes.idefics(tower, [vg.budgets.Budget(128, items=6), vg.budgets.Budget(256, items=6)])
     layouts = [[(16, 16)], [(1, 2)], [(8, 6), (3, 5), (2, 2)], [(8, 16)], [(2, 4)] * 6, [(2, 60), (5, 13)]]
     masks = [patch_mask(sizes).cuda() for sizes in layouts]
     check_padding_contract(encoder, original, rows, "patch_attention_mask", masks, tolerance)

@@ -17,7 +17,7 @@ LAYOUTS = [[(1, 8, 16)], [(1, 1, 1)], [(1, 4, 4), (1, 3, 5), (1, 1, 7)], [(2, 3,
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-3), (torch.bfloat16, 5e-2)], ids=str)
 def test_the_padding_contract_holds_for_images_with_class_tokens(dtype, tolerance):
     tower = inkling_tower("inkling2", dtype=dtype).cuda()
-    encoder = vg.recipes.inkling2(tower, [vg.Budget(48, items=6), vg.Budget(128, items=6)])
+    encoder = vg.recipes.inkling2(tower, [vg.budgets.Budget(48, items=6), vg.budgets.Budget(128, items=6)])
     rows = tokens_of("cuda", dtype)
     check_padding_contract(encoder, original_of(tower), rows, "image_grid_thw", LAYOUTS, tolerance)
 

@@ -31,7 +31,9 @@ def test_graphs_equal_the_padded_original(version, dtype, tolerance):
     sizes |= {"max_temporal_size": 1000} if version == "4.5" else {}
     exact = [module.to(dtype).float() for module in models(version, 0, vision, sizes)]
     modules = [module.cuda().to(dtype) for module in models(version, 0, vision, sizes)]
-    encoder = vg.recipes.minicpmv(*modules, [vg.Budget(2048, items=4), vg.Budget(4608, items=6)]).capture()
+    encoder = vg.recipes.minicpmv(
+        *modules, [vg.budgets.Budget(2048, items=4), vg.budgets.Budget(4608, items=6)]
+    ).capture()
     for seed, layout in enumerate(LAYOUTS[version]):
         slices = [one.to(dtype) for one in slices_of(layout[0], seed, patch=14)]
         if version == "2.5":  # whose positions may depend on device and dtype

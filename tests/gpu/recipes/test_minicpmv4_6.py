@@ -16,13 +16,13 @@ LAYOUTS = [[(32, 32)], [(2, 2)], [(14, 26), (2, 30), (6, 2)], [(22, 46)], [(2, 2
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-3), (torch.bfloat16, 5e-2)], ids=str)
 def test_the_padding_contract_holds(dtype, tolerance):
     tower = strip_tower(dtype=dtype).cuda()
-    encoder = vg.recipes.minicpmv4_6(tower, [vg.Budget(256, items=6), vg.Budget(1024, items=6)])
+    encoder = vg.recipes.minicpmv4_6(tower, [vg.budgets.Budget(256, items=6), vg.budgets.Budget(1024, items=6)])
     check_padding_contract(encoder, original_of(tower), strips_of("cuda", dtype), "target_sizes", LAYOUTS, tolerance)
 
 
 def test_the_padding_contract_holds_without_merged_windows():
     tower = strip_tower().cuda()
-    encoder, run = vg.recipes.minicpmv4_6(tower, [vg.Budget(1024, items=6)]), original_of(tower)
+    encoder, run = vg.recipes.minicpmv4_6(tower, [vg.budgets.Budget(1024, items=6)]), original_of(tower)
     check_padding_contract(
         encoder.whole, lambda rows, sizes: run(rows, sizes, use_vit_merger=False), strips_of("cuda"), "target_sizes",
         LAYOUTS, 2e-3,

@@ -15,14 +15,14 @@ pytestmark = on_gpus()
 @pytest.mark.parametrize("name", [*PACKED, *PADDED])
 def test_texts_are_as_the_model_has_them(name):
     # The scores of T5 are not scaled: weights at random make of rounding more than the proof allows by default.
-    encoder = text_encoder(name, text_model(name).cuda(), backend="cuda", verify=vg.Verify(tolerance=1e-4))
+    encoder = text_encoder(name, text_model(name).cuda(), backend="cuda", verify=vg.options.Verify(tolerance=1e-4))
     check_texts(encoder, 1e-4)
     assert (encoder.why_padded is None) == (name in PACKED)
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_models_that_no_graph_can_run_are_refused(name):
-    with pytest.raises(vg.SpecError):
+    with pytest.raises(vg.errors.SpecError):
         vg.recipes.packed_text(text_model(name).cuda())
 
 
@@ -43,7 +43,7 @@ def test_half_precision_is_about_as_exact_as_the_model(name, dtype):
 
 @pytest.mark.parametrize("name", ["bert", "modernbert", "qwen3"])
 def test_compiled_graphs_are_as_the_model(name):
-    encoder = text_encoder(name, text_model(name).cuda(), backend="cuda", capture=vg.Capture(compile=True))
+    encoder = text_encoder(name, text_model(name).cuda(), backend="cuda", capture=vg.options.Capture(compile=True))
     check_texts(encoder, 1e-3)
 
 
@@ -72,7 +72,7 @@ def test_texts_padded_on_the_left_are_graphed():
 
 def test_a_text_longer_than_the_table_of_positions_leaves_the_process_alive():
     encoder = text_encoder("bert", text_model("bert").cuda(), backend="cuda")
-    with pytest.raises(vg.LayoutError, match="expected texts of up to 64 tokens"):
+    with pytest.raises(vg.errors.LayoutError, match="expected texts of up to 64 tokens"):
         encoder(**texts(encoder.module, [3, 65]))
     encoder(**texts(encoder.module, [3, 64]))
     torch.cuda.synchronize()

@@ -22,7 +22,7 @@ def test_pictures_that_are_packed_on_their_way_in(dtype, tolerance):
         with torch.no_grad():
             return tower(x.nan_to_num(), image_sizes=torch.tensor(sizes, device="cuda"))
 
-    encoder = vg.recipes.pixtral(tower, [vg.Budget(128, items=6), vg.Budget(256, items=6)])
+    encoder = vg.recipes.pixtral(tower, [vg.budgets.Budget(128, items=6), vg.budgets.Budget(256, items=6)])
     layouts = [[(16, 16)], [(1, 2)], [(8, 6), (3, 5), (2, 2)], [(8, 16)], [(2, 4)] * 6, [(2, 16), (5, 13)]]
     layouts = [pixels(sizes).tolist() for sizes in layouts]
     check_padding_contract(encoder, original, rows, "image_sizes", layouts, tolerance)

@@ -13,7 +13,11 @@ from tests.support.towers import QWEN2, distance, original_of, qwen2_recipe, qwe
 pytestmark = on_gpus()
 
 LIMIT = {torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 5e-3}
-BUDGETS = [vg.Budget(512, items=8, segments=40), vg.Budget(1024, items=8, segments=64), vg.Budget(2048, segments=128)]
+BUDGETS = [
+    vg.budgets.Budget(512, items=8, segments=40),
+    vg.budgets.Budget(1024, items=8, segments=64),
+    vg.budgets.Budget(2048, segments=128),
+]
 LAYOUTS = [
     [(1, 32, 64)],  # an item of exactly the largest budget, whole windows
     [(1, 2, 2)],
@@ -56,7 +60,7 @@ def test_the_padding_contract_holds(family, dtype):
 def test_compiled_code_keeps_it():
     tower = qwen2_tower_on_gpu("qwen2_5_vl", torch.bfloat16)
     tower.rotary_pos_emb.float()
-    encoder = qwen2_recipe(tower)(tower, BUDGETS, capture=vg.Capture(compile=True))
+    encoder = qwen2_recipe(tower)(tower, BUDGETS, capture=vg.options.Capture(compile=True))
     check_padding_contract(
         encoder, original_without_tf32(tower), pixels_on_gpu, "grid_thw", LAYOUTS, LIMIT[torch.bfloat16]
     )
@@ -64,7 +68,7 @@ def test_compiled_code_keeps_it():
 
 def test_windows_that_only_the_gpu_has_seen():
     tower = qwen2_tower_on_gpu("qwen2_5_vl", torch.float32)
-    encoder = qwen2_recipe(tower)(tower, BUDGETS, layouts=vg.GpuLayouts(min_segment_rows=16))
+    encoder = qwen2_recipe(tower)(tower, BUDGETS, layouts=vg.options.GpuLayouts(min_segment_rows=16))
     for grid in LAYOUTS[2:5]:
         rows, on_gpu = pixels_on_gpu(grid, dtype=torch.float32), torch.tensor(grid, device="cuda")
         assert distance(encoder(rows, grid_thw=on_gpu), original_without_tf32(tower)(rows, grid)) < 1e-5
@@ -72,5 +76,5 @@ def test_windows_that_only_the_gpu_has_seen():
     broken = [(256, 2, 4)]  # eight rows a window
     rows, on_gpu = pixels_on_gpu(broken, dtype=torch.float32), torch.tensor(broken, device="cuda")
     assert encoder(rows, grid_thw=on_gpu)[0].isnan().all()
-    with pytest.raises(vg.LayoutError, match="describes 256 segments, more than the 128 of the budget"):
+    with pytest.raises(vg.errors.LayoutError, match="describes 256 segments, more than the 128 of the budget"):
         encoder.check()

@@ -14,7 +14,7 @@ pytestmark = on_gpus()
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-3), (torch.bfloat16, 5e-2)], ids=str)
 def test_the_padding_contract_holds(dtype, tolerance):
     tower = asr_tower(dtype).to("cuda")
-    encoder = vg.recipes.qwen3_asr(tower, [vg.Budget(4, items=3), vg.Budget(12, items=6)]).capture()
+    encoder = vg.recipes.qwen3_asr(tower, [vg.budgets.Budget(4, items=3), vg.budgets.Budget(12, items=6)]).capture()
     for lengths in ([1200], [1], [230, 99, 301], [400], [100] * 6, [7, 0, 230]):
         call = clips(lengths, device="cuda", dtype=dtype)
         encoder.poison()

@@ -24,6 +24,6 @@ def test_sound(dtype, tolerance):
         generator = torch.Generator("cuda").manual_seed(seed)
         return torch.randn(16, sum(lengths), device="cuda", generator=generator).to(dtype)
 
-    encoder = vg.recipes.qwen3_omni_audio(tower, [vg.Budget(512, items=3), vg.Budget(1024, items=6)])
+    encoder = vg.recipes.qwen3_omni_audio(tower, [vg.budgets.Budget(512, items=3), vg.budgets.Budget(1024, items=6)])
     layouts = [[1024], [1], [37], [37, 99, 5], [100], [200], [400, 400], [201, 99, 101], [512], [250, 37, 100]]
     check_padding_contract(encoder, original, frames, "feature_lens", layouts, tolerance)

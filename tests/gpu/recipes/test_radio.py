@@ -18,7 +18,7 @@ pytestmark = on_gpus()
 def test_packed_images_and_batches(dtype, tolerance):
     tower = radio_tower(dtype).to("cuda")
     tower.make_preprocessor_external()
-    encoder = vg.recipes.radio(tower, [vg.Budget(128, items=6), vg.Budget(256, items=6)])
+    encoder = vg.recipes.radio(tower, [vg.budgets.Budget(128, items=6), vg.budgets.Budget(256, items=6)])
     layouts = [[(16, 16)], [(1, 2)], [(8, 6), (3, 5), (2, 2)], [(8, 16)], [(2, 4)] * 6, [(2, 60), (5, 13)]]
     rows = partial(patches, device="cuda", dtype=dtype)
     check_padding_contract(encoder, radio_original(tower), rows, "image_grid_hw", layouts, tolerance)

@@ -29,7 +29,7 @@ def test_padded_batches_that_are_packed_on_their_way_in(dtype, tolerance):
         output.last_hidden_state *= mask(shapes)[..., None]
         return output
 
-    encoder = vg.recipes.siglip2(tower, [vg.Budget(128, items=6), vg.Budget(256, items=6)])
+    encoder = vg.recipes.siglip2(tower, [vg.budgets.Budget(128, items=6), vg.budgets.Budget(256, items=6)])
     layouts = [[(16, 16)], [(1, 2)], [(8, 6), (3, 5), (2, 2)], [(8, 16)], [(2, 4)] * 6, [(2, 60), (5, 13)]]
     check_padding_contract(
         encoder, original, batch, "spatial_shapes", layouts, tolerance,

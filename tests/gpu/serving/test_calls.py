@@ -12,7 +12,7 @@ from tests.support.towers import distance, equal_bits
 
 pytestmark = on_gpus()
 
-BUDGETS = [vg.Budget(512, items=8, segments=128), vg.Budget(1024, items=8, segments=256)]
+BUDGETS = [vg.budgets.Budget(512, items=8, segments=128), vg.budgets.Budget(1024, items=8, segments=256)]
 LAYOUTS = [[(1, 14, 14), (1, 8, 20)], [(4, 10, 10), (1, 14, 14), (2, 2, 2)], [(1, 2, 2)], [(40, 2, 2)], [(1, 32, 32)]]
 LONG = 2_000_000_000
 """Clock cycles, about a second."""
@@ -149,7 +149,7 @@ def test_wrong_layouts_give_nan_and_harm_no_other_call(encoder, grid, rows, mess
     before = encoder.stats.wrong_layouts
     assert equal_bits(encoder(right, grid_thw=LAYOUTS[0]), expected)
     assert encoder.stats.wrong_layouts == before + 1
-    with pytest.raises(vg.LayoutError, match=message):
+    with pytest.raises(vg.errors.LayoutError, match=message):
         encoder.check()
     encoder.check()
     assert equal_bits(encoder(right, grid_thw=on_gpu(LAYOUTS[0])), expected)
@@ -162,7 +162,7 @@ def test_calls_that_wait_for_their_check_raise_themselves(tower):
     expected = encoder(right, grid_thw=LAYOUTS[0])
     for _ in range(3):
         torch.cuda._sleep(LONG // 10)
-        with pytest.raises(vg.LayoutError, match="describes 8 rows in all, but 16 came"):
+        with pytest.raises(vg.errors.LayoutError, match="describes 8 rows in all, but 16 came"):
             encoder(pixels_on_gpu([(1, 4, 4)]), grid_thw=on_gpu([(1, 4, 2)]))
         assert equal_bits(encoder(right, grid_thw=on_gpu(LAYOUTS[0])), expected)
     encoder.check()
@@ -172,12 +172,14 @@ def test_calls_that_wait_for_their_check_raise_themselves(tower):
 def test_the_check_waits_for_what_is_queued(encoder):
     torch.cuda._sleep(LONG)
     encoder(pixels_on_gpu([(1, 4, 4)]), grid_thw=on_gpu([(1, 4, 2)]))
-    with pytest.raises(vg.LayoutError, match="describes 8 rows in all, but 16 came"):
+    with pytest.raises(vg.errors.LayoutError, match="describes 8 rows in all, but 16 came"):
         encoder.check()
 
 
 def test_legal_videos_are_right_where_segments_might_not_suffice(tower):
-    encoder = vg.recipes.qwen3_vl(tower, [vg.Budget(512, items=8, segments=8), vg.Budget(1024, items=8, segments=64)])
+    encoder = vg.recipes.qwen3_vl(
+        tower, [vg.budgets.Budget(512, items=8, segments=8), vg.budgets.Budget(1024, items=8, segments=64)]
+    )
     for layout in LAYOUTS[1:4]:
         rows = pixels_on_gpu(layout)
         assert equal_bits(encoder(rows, grid_thw=on_gpu(layout)), encoder(rows, grid_thw=layout))
@@ -207,7 +209,7 @@ def test_outputs_that_are_inputs_weights_or_views_are_right():
             weight = self.linear.weight[:1].expand(len(x), 8)
             return {"in": x, "y": y, "view": wide[:, 3:11], "weight": weight, "kinds": x[:, 0].long(), "flat": y.mT.mT}
 
-    outputs = vg.Outputs(**dict.fromkeys(["in", "y", "view", "weight", "kinds", "flat"], vg.Rows()))
+    outputs = vg.outputs.Fields(**dict.fromkeys(["in", "y", "view", "weight", "kinds", "flat"], vg.outputs.Rows()))
     module = Several().to("cuda")
     encoder = vg.GraphedEncoder(module, [128, 256, 512], vg.BufferSpec("x", vg.Lengths(), outputs=outputs))
     for count in (500, 3, 200, 128):
@@ -247,7 +249,7 @@ def test_budgets_share_the_memory_of_their_outputs():
             return x.repeat(1, 4096)
 
     def graph_memory(budgets):
-        encoder = vg.GraphedEncoder(Big(), budgets, vg.BufferSpec(vg.PackedRows("x", shape=(8,)), vg.Lengths()))
+        encoder = vg.GraphedEncoder(Big(), budgets, vg.BufferSpec(vg.inputs.Rows("x", shape=(8,)), vg.Lengths()))
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         before = torch.cuda.memory_reserved()

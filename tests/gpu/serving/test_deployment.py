@@ -59,7 +59,7 @@ def test_an_encoder_that_was_not_used_yet_is_refused_in_a_forked_process_and_the
     if child == 0:
         try:
             encoder(rows, grid_thw=grid)
-        except vg.StaleGraphError as error:
+        except vg.errors.StaleGraphError as error:
             print("told" if "forked after CUDA was used" in str(error) else error, flush=True)
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
@@ -81,7 +81,7 @@ def test_workers_of_a_data_loader_are_refused_and_the_parent_goes_on():
     )
     try:
         next(iter(loader))
-    except vg.StaleGraphError:
+    except vg.errors.StaleGraphError:
         print("told")
     assert equal_bits(encoder(rows, grid_thw=grid), expected)
     print("whole")
@@ -183,7 +183,7 @@ def test_asking_for_cuda_before_a_fork_spoils_the_workers_unless_nvml_answers(nv
 # Containers without a compiler
 
 START = """
-    encoder = make(capture=vg.Capture(warmup=os.environ["WARMUP"])).capture()
+    encoder = make(capture=vg.options.Capture(warmup=os.environ["WARMUP"])).capture()
     out = encoder(rows, grid_thw=grid)
     assert encoder.stats.replays.total() == 1 and not encoder.stats.eager, encoder.stats
     assert distance(out, encoder.eager(rows, grid_thw=grid)) < 3e-2
@@ -258,7 +258,7 @@ def test_a_process_with_neither_compiler_nor_cache_is_told_what_it_lacks(contain
     for use in (encoder.capture, lambda: encoder(rows, grid_thw=grid)):
         try:
             use()
-        except vg.CompilerError as error:
+        except vg.errors.CompilerError as error:
             print(error)
     """,
         prelude=REPLICA,
@@ -308,7 +308,7 @@ def test_a_fault_ends_all_encoders_of_its_process_and_of_no_other(fault, replica
     with started_script(
         f"""
     encoder, other, unused = make(), make(), make()
-    lazy = make(capture=vg.Capture(lazy=True))
+    lazy = make(capture=vg.options.Capture(lazy=True))
     for one in (encoder, other, lazy):
         one(rows, grid_thw=grid)
     print("ready", flush=True)

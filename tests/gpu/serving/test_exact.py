@@ -15,7 +15,7 @@ LAYOUTS = [[(1, 14, 14)], [(1, 8, 20), (1, 14, 14)], [(3, 6, 8)]]
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_outputs_are_those_of_an_eager_run_to_the_bit(dtype):
     tower = tower_on_gpu(dtype=dtype)
-    encoder = vg.recipes.qwen3_vl(tower, [512, 1024], capture=vg.Capture(exact=4))
+    encoder = vg.recipes.qwen3_vl(tower, [512, 1024], capture=vg.options.Capture(exact=4))
     for layout in LAYOUTS:
         for seed in range(4):
             encoder(pixels_on_gpu(layout, seed, dtype), grid_thw=layout)

@@ -15,8 +15,8 @@ from tests.support.threads import run_in_threads
 
 pytestmark = on_gpus()
 
-SPEC = attention_spec(rows=vg.PackedRows("x", shape=(16,)))
-BUDGETS = tuple(vg.Budget(rows, items=8) for rows in (256, 1024, 2048, 4096))
+SPEC = attention_spec(rows=vg.inputs.Rows("x", shape=(16,)))
+BUDGETS = tuple(vg.budgets.Budget(rows, items=8) for rows in (256, 1024, 2048, 4096))
 
 check = partial(encoders.check, make_rows=rows_on_gpu, tolerance=2e-4)
 
@@ -27,7 +27,7 @@ def attention_on_gpu(budgets=BUDGETS, **options):
 
 @pytest.mark.parametrize("on_device", [False, True])
 def test_budgets_are_captured_between_calls_and_timed_as_they_come(on_device):
-    encoder = attention_on_gpu(capture=vg.Capture(lazy=True))
+    encoder = attention_on_gpu(capture=vg.options.Capture(lazy=True))
     check(encoder, [200], on_device)
     assert encoder.stats.eager == {"not captured yet": 1}
     assert encoder.capture_wanted() == [BUDGETS[0]]
@@ -43,7 +43,7 @@ def test_budgets_are_captured_between_calls_and_timed_as_they_come(on_device):
 
 
 def test_a_fully_captured_lazy_encoder_does_not_sync():
-    encoder = attention_on_gpu(capture=vg.Capture(lazy=True)).capture()
+    encoder = attention_on_gpu(capture=vg.options.Capture(lazy=True)).capture()
     rows, lengths = rows_on_gpu([200, 30]), torch.tensor([200, 30], device="cuda")
     expected = encoder(rows, lengths=lengths)
     torch.cuda.set_sync_debug_mode("error")
@@ -55,7 +55,7 @@ def test_a_fully_captured_lazy_encoder_does_not_sync():
 
 
 def test_calls_go_on_while_a_thread_captures():
-    encoder = attention_on_gpu(capture=vg.Capture(lazy=True))
+    encoder = attention_on_gpu(capture=vg.options.Capture(lazy=True))
     future = encoder.capture_in_background()
     wrong = []
 
@@ -78,7 +78,7 @@ def test_calls_go_on_while_a_thread_captures():
 
 
 def test_small_budgets_after_the_largest_take_no_more_of_the_pool():
-    encoder = attention_on_gpu(capture=vg.Capture(lazy=True))
+    encoder = attention_on_gpu(capture=vg.options.Capture(lazy=True))
     check(encoder, [200])
     encoder.capture_wanted()
     held = encoder.pool.bytes()
@@ -113,7 +113,7 @@ def test_a_limit_of_memory_is_kept_and_memory_goes_back():
     torch.cuda.empty_cache()
     for lazy in (False, True):
         encoder = vg.recipes.qwen3_vl(
-            tower, vg.Ladder(256, 16_384, step=1.5), memory=held // 2, capture=vg.Capture(lazy=lazy)
+            tower, vg.Ladder(256, 16_384, step=1.5), memory=held // 2, capture=vg.options.Capture(lazy=lazy)
         )
         encoder.capture()
         assert 0 < encoder.bytes() <= held // 2
@@ -140,7 +140,7 @@ def test_too_little_memory_for_any_graph_leaves_none_behind():
 
 def test_a_second_start_does_not_measure(tmp_path, monkeypatch):
     path = tmp_path / "warm.json"
-    first = attention_on_gpu(capture=vg.Capture(lazy=True, warmup=path))
+    first = attention_on_gpu(capture=vg.options.Capture(lazy=True, warmup=path))
     check(first, [200])
     first.capture()
     for _ in range(3):
@@ -152,7 +152,7 @@ def test_a_second_start_does_not_measure(tmp_path, monkeypatch):
         raise AssertionError("was measured")
 
     monkeypatch.setattr("varlen_graphs.graphs.calibrate.between_events", refuse)
-    second = attention_on_gpu(capture=vg.Capture(lazy=True, warmup=path))
+    second = attention_on_gpu(capture=vg.options.Capture(lazy=True, warmup=path))
     assert second.costs.as_json() == first.executor.store.budgets.measured.as_json()
     used = set(first.stats.replays)
     assert set(second.capture_wanted(None)) == used

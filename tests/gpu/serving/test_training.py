@@ -26,7 +26,7 @@ def gradients(tower, output):
 @pytest.mark.parametrize("on_device", [False, True])
 def test_steps_of_training_between_replays(on_device):
     tower, rows, grid = qwen3_vl_tower().cuda(), pixels(GRID).cuda(), torch.tensor(GRID, device="cuda")
-    encoder = vg.recipes.qwen3_vl(tower, [vg.Budget(128, items=4, segments=4)])
+    encoder = vg.recipes.qwen3_vl(tower, [vg.budgets.Budget(128, items=4, segments=4)])
     layout = grid if on_device else GRID
     optimizer = torch.optim.SGD(tower.parameters(), lr=0.1)
     for _ in range(3):

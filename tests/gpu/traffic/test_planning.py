@@ -43,7 +43,7 @@ def test_what_a_row_takes_is_measured_and_foretells_other_ladders(tower):
 
 def test_recording_does_not_sync_with_the_host(tower):
     encoder = vg.recipes.qwen3_vl(
-        tower, vg.Ladder(256, 4096, step=1.5), layouts=vg.GpuLayouts(min_segment_rows=64)
+        tower, vg.Ladder(256, 4096, step=1.5), layouts=vg.options.GpuLayouts(min_segment_rows=64)
     ).capture()
     grid = torch.tensor(LAYOUTS[1], device="cuda")
     rows = pixels_on_gpu(LAYOUTS[1])

@@ -12,9 +12,9 @@ from tests.verify.test_claim import AddsPerItem, AddsPerRow, Classifier, answer,
 pytestmark = on_gpus()
 
 PER_ROW = vg.BufferSpec(
-    vg.PackedRows("x", shape=(8,)), vg.Lengths("lengths"), inputs=[vg.PerItem("c", (8,), per_row=True)]
+    vg.inputs.Rows("x", shape=(8,)), vg.Lengths("lengths"), inputs=[vg.inputs.PerItem("c", (8,), per_row=True)]
 )
-IMAGES = vg.BufferSpec(vg.PackedRows("x", shape=(8,)), vg.Batch())
+IMAGES = vg.BufferSpec(vg.inputs.Rows("x", shape=(8,)), vg.Batch())
 
 
 def on_gpu(arguments):
@@ -30,7 +30,7 @@ def test_a_function_of_an_entry_a_row_is_held_to_the_module(module):
     assert encoder.stats.replays.total() == 1
     assert "1 replay verified against the module itself, 0 wrong" in encoder.report()
     refused = vg.GraphedEncoder(module().cuda().eval(), [64], PER_ROW, forward=wrong)
-    with pytest.raises(vg.SpecError, match="computes something other than"):
+    with pytest.raises(vg.errors.SpecError, match="computes something other than"):
         answer(refused, **on_gpu(call()))
 
 
@@ -41,5 +41,5 @@ def test_a_method_is_graphed():
     assert distance(encoder(rows), module.forward_features(rows)) < 2e-3
     assert encoder.stats.replays.total() == 1
     other = vg.GraphedEncoder(module, [16], IMAGES, forward=lambda module, x: module.forward_features(x))
-    with pytest.raises(vg.SpecError, match="method='forward_features'"):
+    with pytest.raises(vg.errors.SpecError, match="method='forward_features'"):
         answer(other, x=rows)

@@ -14,7 +14,7 @@ pytestmark = on_gpus()
 @pytest.mark.filterwarnings("ignore:.*failed the proof")
 def test_an_index_past_the_end_of_a_full_budget_is_found_before_a_replay():
     module = FirstRows().cuda()
-    spec = vg.BufferSpec("x", vg.Lengths(), [vg.CuSeqlens()], outputs=vg.Items())
+    spec = vg.BufferSpec("x", vg.Lengths(), [vg.buffers.CuSeqlens()], outputs=vg.outputs.Items())
     encoder = vg.GraphedEncoder(module, [64, 128], spec)
     for lengths in ([10], [100, 28], [64]):
         rows = torch.randn(sum(lengths), 8, device="cuda")
@@ -33,7 +33,7 @@ def test_padding_of_a_call_holds_zeros():
             return x.clamp(-9, 9) + (x == 7).any().to(x.dtype)
 
     for width, dtype in ((8, torch.float32), (3, torch.bfloat16), (8, torch.float64)):
-        spec = vg.BufferSpec(vg.PackedRows("x", shape=(width,), dtype=torch.float32), vg.Lengths())
+        spec = vg.BufferSpec(vg.inputs.Rows("x", shape=(width,), dtype=torch.float32), vg.Lengths())
         encoder = vg.GraphedEncoder(Sees(), [64], spec)
         few = torch.zeros(10, width, device="cuda", dtype=dtype)
         many = torch.full((60, width), 7.0, device="cuda", dtype=dtype)

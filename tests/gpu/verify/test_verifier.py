@@ -14,7 +14,7 @@ from tests.support.verifying import WrongAt64, calls_of, refused
 
 pytestmark = on_gpus()
 
-BUDGETS = [vg.Budget(512, items=8, segments=40), vg.Budget(1024, items=8, segments=64)]
+BUDGETS = [vg.budgets.Budget(512, items=8, segments=40), vg.budgets.Budget(1024, items=8, segments=64)]
 GRIDS = [[(1, 14, 14), (1, 8, 20)], [(4, 10, 10), (1, 14, 14), (2, 2, 2)], [(1, 2, 2)], [(1, 24, 40), (1, 30, 30)]]
 
 
@@ -40,12 +40,12 @@ def test_a_tower_is_verified_against_itself(dtype):
 
 
 def test_a_compiled_forward_is_verified(tower):
-    encoder = vg.recipes.qwen3_vl(tower, BUDGETS[:1], capture=vg.Capture(compile=True))
+    encoder = vg.recipes.qwen3_vl(tower, BUDGETS[:1], capture=vg.options.Capture(compile=True))
     assert encoder.verify(calls_of_grids(GRIDS[:3])).calls == 3
 
 
 def encoder_on_gpu(module, **options):
-    budgets = [vg.Budget(64), vg.Budget(128)]
+    budgets = [vg.budgets.Budget(64), vg.budgets.Budget(128)]
     return encoder_of(module.to("cuda"), budgets=budgets, backend="cuda", **options)
 
 
@@ -81,7 +81,7 @@ def test_memory_that_a_replay_reads_and_does_not_write_is_told():
         left[:1] = 0  # the rest is what the pool holds
         return nn.functional.linear(x, module.weight, module.bias) + left
 
-    encoder = encoder_on_gpu(Plain(8, 8), forward=forward, verify=vg.Verify(prove=False))
+    encoder = encoder_on_gpu(Plain(8, 8), forward=forward, verify=vg.options.Verify(prove=False))
     message = refused(encoder, calls_of([5, 9], device="cuda"))
     assert "differs by inf from the module itself" in message
 
@@ -106,7 +106,7 @@ def test_a_cache_in_the_pool_is_found():
 
 
 def test_outputs_of_other_encoders_of_the_pool_are_right_afterwards():
-    pool = vg.Pool()
+    pool = vg.options.Pool()
     one, other = (attention_encoder(module=Attention(64).cuda(), backend="cuda", pool=pool) for _ in range(2))
     rows = torch.randn(60, 64, device="cuda")
     before = other(rows, lengths=[20, 40])
@@ -125,12 +125,12 @@ def test_a_budget_that_is_wrong_is_out_of_use(caplog, where):
     with caplog.at_level(logging.ERROR, "varlen_graphs"):
         for _ in range(4):
             assert distance(encoder(**call), expected) < 1e-5
-    assert encoder.stats.wrong == {vg.Budget(64): 1} or not encoder.stats.replays[vg.Budget(64)]
+    assert encoder.stats.wrong == {vg.budgets.Budget(64): 1} or not encoder.stats.replays[vg.budgets.Budget(64)]
     assert len(caplog.records) == encoder.stats.wrong.total()
 
 
 def test_after_so_many_calls_nothing_syncs(tower):
-    encoder = vg.recipes.qwen3_vl(tower, [vg.Budget(512, items=8, segments=128)], verify=1)
+    encoder = vg.recipes.qwen3_vl(tower, [vg.budgets.Budget(512, items=8, segments=128)], verify=1)
     rows, grid = pixels_on_gpu(GRIDS[0]), torch.tensor(GRIDS[0], device="cuda")
     expected = encoder(rows, grid_thw=grid)
     encoder(rows, grid_thw=grid)

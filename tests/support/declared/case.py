@@ -23,7 +23,7 @@ def graphed(module, budgets, spec, device, **options):
     torch.manual_seed(0)
     module = module.to(device).eval().requires_grad_(False)
     backend = "tape" if device == "cpu" else "cuda"
-    return vg.GraphedEncoder(module, budgets, spec, backend=backend, verify=vg.Verify(strict=True), **options)
+    return vg.GraphedEncoder(module, budgets, spec, backend=backend, verify=vg.options.Verify(strict=True), **options)
 
 
 def alone(encoder, rows, items, whole=()):

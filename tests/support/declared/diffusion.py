@@ -52,10 +52,10 @@ class Cross(nn.Module):
 
 def cross(device):
     spec = vg.BufferSpec(
-        vg.PackedRows("x", (32,)),
-        vg.GridHW("sizes"),
-        [vg.CuSeqlens("cu_memory", queries=7), *ATTENTION],
-        inputs=[vg.PerItem("memory", (7, 32))],
+        vg.inputs.Rows("x", (32,)),
+        vg.layouts.GridHW("sizes"),
+        [vg.buffers.CuSeqlens("cu_memory", queries=7), *ATTENTION],
+        inputs=[vg.inputs.PerItem("memory", (7, 32))],
     )
     encoder = graphed(Cross(), BUDGETS, spec, device)
     some = [call | {"memory": torch.randn(len(call["sizes"]), 7, 32)} for call in calls()]
@@ -74,7 +74,7 @@ class Prompted(nn.Module):
 
 
 def prompted(device):
-    spec = vg.BufferSpec("x", vg.Lengths(), inputs=[vg.PerCall("prompt", (32,)), vg.PerCall("scale")])
+    spec = vg.BufferSpec("x", vg.Lengths(), inputs=[vg.inputs.PerCall("prompt", (32,)), vg.inputs.PerCall("scale")])
     module = Prompted()
     some = [
         {"x": torch.randn(sum(lengths), 32), "lengths": lengths, "prompt": torch.randn(32), "scale": scale}

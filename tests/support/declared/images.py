@@ -25,14 +25,16 @@ def pixels(count, side=32):
 
 def clip(device):
     module = CLIPVisionModel(CLIPVisionConfig(image_size=32, patch_size=8, **SIZES))
-    outputs = vg.Outputs(last_hidden_state=vg.Rows(), pooler_output=vg.Items())
+    outputs = vg.outputs.Fields(last_hidden_state=vg.outputs.Rows(), pooler_output=vg.outputs.Items())
     encoder = graphed(module, BATCHES, vg.BufferSpec("pixel_values", vg.Batch(), outputs=outputs), device)
     return Case(encoder, [pixels(3), pixels(1), pixels(7)], module)
 
 
 def layers(device):
     module = CLIPVisionModel(CLIPVisionConfig(image_size=32, patch_size=8, **SIZES))
-    outputs = vg.Outputs(last_hidden_state=vg.Rows(), pooler_output=vg.Items(), hidden_states=vg.Rows())
+    outputs = vg.outputs.Fields(
+        last_hidden_state=vg.outputs.Rows(), pooler_output=vg.outputs.Items(), hidden_states=vg.outputs.Rows()
+    )
     encoder = graphed(module, BATCHES, vg.BufferSpec("pixel_values", vg.Batch(), outputs=outputs), device)
     asking = {"output_hidden_states": True}
     return Case(encoder, [pixels(3) | asking, pixels(7) | asking, pixels(2)], module)
@@ -40,7 +42,7 @@ def layers(device):
 
 def resolutions(device):
     module = Dinov2Model(Dinov2Config(image_size=32, patch_size=8, **SIZES))
-    outputs = vg.Outputs(last_hidden_state=vg.Rows(), pooler_output=vg.Items())
+    outputs = vg.outputs.Fields(last_hidden_state=vg.outputs.Rows(), pooler_output=vg.outputs.Items())
     encoder = graphed(module, BATCHES, vg.BufferSpec("pixel_values", vg.Batch(), outputs=outputs), device)
     return Case(encoder, [pixels(3), pixels(2, 48), pixels(1), pixels(5, 48)], module)
 
@@ -48,7 +50,7 @@ def resolutions(device):
 def hierarchical(device):
     config = SwinConfig(image_size=32, patch_size=2, embed_dim=8, depths=[2, 2], num_heads=[2, 2], window_size=4)
     module = SwinModel(config)
-    outputs = vg.Outputs(last_hidden_state=vg.Items(), pooler_output=vg.Items())
+    outputs = vg.outputs.Fields(last_hidden_state=vg.outputs.Items(), pooler_output=vg.outputs.Items())
     encoder = graphed(module, BATCHES, vg.BufferSpec("pixel_values", vg.Batch(), outputs=outputs), device)
     return Case(encoder, [pixels(3), pixels(1)], module)
 
@@ -61,11 +63,11 @@ def tiles(device):
     )  # fmt: skip
     module = MllamaVisionModel(config)
     spec = vg.BufferSpec(
-        vg.PackedRows("pixel_values", (1, 4, 3, 16, 16)),
+        vg.inputs.Rows("pixel_values", (1, 4, 3, 16, 16)),
         vg.Batch(),
         inputs=[
-            vg.PerItem("aspect_ratio_ids", (1,), dtype=torch.int64),
-            vg.PerItem("aspect_ratio_mask", (1, 4), dtype=torch.int64, pad=1),
+            vg.inputs.PerItem("aspect_ratio_ids", (1,), dtype=torch.int64),
+            vg.inputs.PerItem("aspect_ratio_mask", (1, 4), dtype=torch.int64, pad=1),
         ],
     )
 

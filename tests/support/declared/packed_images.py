@@ -9,9 +9,9 @@ from tests.support.declared.case import Case, alone, graphed
 from tests.support.prefixed import expected as with_prefix
 from tests.support.prefixed import prefixed
 
-BUDGETS = [vg.Budget(64, items=4, segments=16), vg.Budget(192, items=8, segments=32)]
+BUDGETS = [vg.budgets.Budget(64, items=4, segments=16), vg.budgets.Budget(192, items=8, segments=32)]
 SIZES = [[(4, 6), (2, 2), (8, 4)], [(2, 4)], [(6, 6)] * 5]
-ATTENTION = [vg.CuSeqlens(), vg.MaxSeqlen()]
+ATTENTION = [vg.buffers.CuSeqlens(), vg.buffers.MaxSeqlen()]
 
 
 class Attending(nn.Module):
@@ -41,7 +41,9 @@ def rotary(device):
         def forward(self, x, rotary, cu_seqlens, max_seqlen):
             return self.attend(x, cu_seqlens, max_seqlen, rotary)
 
-    spec = vg.BufferSpec("x", vg.GridHW("sizes"), [vg.RotaryTable("rotary", inv_freq="inv_freq"), *ATTENTION])
+    spec = vg.BufferSpec(
+        "x", vg.layouts.GridHW("sizes"), [vg.buffers.RotaryTable("rotary", inv_freq="inv_freq"), *ATTENTION]
+    )
     encoder = graphed(Tower(), BUDGETS, spec, device)
     return Case(encoder, calls(), alone(encoder, "x", ["sizes"]))
 
@@ -51,7 +53,9 @@ def resampled(device):
         def forward(self, x, pos):
             return x + pos
 
-    spec = vg.BufferSpec("x", vg.GridHW("sizes"), [vg.Interpolation("pos", table="table", align_corners=False)])
+    spec = vg.BufferSpec(
+        "x", vg.layouts.GridHW("sizes"), [vg.buffers.Interpolation("pos", table="table", align_corners=False)]
+    )
     module = Tower()
 
     def run(x, sizes):
@@ -75,12 +79,14 @@ def windows(device):
             x = x.unflatten(0, (-1, 4))[window_index].flatten(0, 1)
             return self.attend(x, cu_seqlens, max_seqlen).unflatten(0, (-1, 4))[reverse_indices].flatten(0, 1)
 
-    per = vg.Windows(2)
+    per = vg.layouts.Windows(2)
     index, back = (
         vg.buffers.WindowIndex(per, name, inverse=name[0] == "r") for name in ("window_index", "reverse_indices")
     )
     spec = vg.BufferSpec(
-        "x", vg.GridTHW("grid_thw", merge=2), [index, back, vg.CuSeqlens(per=per), vg.MaxSeqlen(per=per)]
+        "x",
+        vg.GridTHW("grid_thw", merge=2),
+        [index, back, vg.buffers.CuSeqlens(per=per), vg.buffers.MaxSeqlen(per=per)],
     )
     encoder = graphed(Tower(), BUDGETS, spec, device)
     grids = [[(1, 4, 6), (2, 2, 4)], [(1, 2, 2)], [(3, 6, 6)]]
@@ -92,8 +98,8 @@ def merged(device):
         def forward(self, x, cu_seqlens, max_seqlen):
             return self.attend(x, cu_seqlens, max_seqlen).unflatten(0, (-1, 4)).flatten(1)
 
-    frames = [vg.CuSeqlens(per="frame"), vg.MaxSeqlen(per="frame")]
-    spec = vg.BufferSpec("x", vg.GridTHW("grid_thw", merge=2), frames, vg.Rows(every=4))
+    frames = [vg.buffers.CuSeqlens(per="frame"), vg.buffers.MaxSeqlen(per="frame")]
+    spec = vg.BufferSpec("x", vg.GridTHW("grid_thw", merge=2), frames, vg.outputs.Rows(every=4))
     encoder = graphed(Tower(), BUDGETS, spec, device)
     grids = [[(1, 4, 6), (3, 2, 4)], [(1, 2, 2)], [(4, 6, 6)]]
     return Case(encoder, calls(grids, "grid_thw"), alone(encoder, "x", ["grid_thw"]))
@@ -108,9 +114,9 @@ def learned_queries(device):
                 q, k, v, cu_queries, 3, cu_seqlens_k=cu_seqlens, max_seqlen_k=max_seqlen
             ).flatten(1)
 
-    queries = vg.CuSeqlens("cu_queries", queries=3)
-    number = vg.DeviceBuffer("items", lambda table: table.budget.items, any_segments=False)
-    spec = vg.BufferSpec("x", vg.GridHW("sizes"), [queries, number, *ATTENTION], vg.Items(rows=3))
+    queries = vg.buffers.CuSeqlens("cu_queries", queries=3)
+    number = vg.buffers.DeviceBuffer("items", lambda table: table.budget.items, any_segments=False)
+    spec = vg.BufferSpec("x", vg.layouts.GridHW("sizes"), [queries, number, *ATTENTION], vg.outputs.Items(rows=3))
     encoder = graphed(Tower(queries=3), BUDGETS, spec, device)
     return Case(encoder, calls(), alone(encoder, "x", ["sizes"]))
 
@@ -120,9 +126,9 @@ def of_sizes(device):
         def forward(self, x, cu_seqlens, max_seqlen):
             return self.attend(x.flatten(1), cu_seqlens, max_seqlen)
 
-    rows = vg.PackedRows("x", (2, 4, 4))
+    rows = vg.inputs.Rows("x", (2, 4, 4))
     encoder = graphed(
-        Tower(), BUDGETS, vg.BufferSpec(rows, vg.layout.PictureSizes("sizes", patch=4), ATTENTION), device
+        Tower(), BUDGETS, vg.BufferSpec(rows, vg.layouts.PictureSizes("sizes", patch=4), ATTENTION), device
     )
 
     def run(x, sizes):

@@ -6,7 +6,7 @@ from torch import nn
 import varlen_graphs as vg
 from tests.support.declared.case import Case, alone, graphed
 
-ITEM = vg.DeviceBuffer("item", lambda table: torch.where(table.row_active, table.row_item, -1))
+ITEM = vg.buffers.DeviceBuffer("item", lambda table: torch.where(table.row_active, table.row_item, -1))
 
 
 class Neighbours(nn.Module):

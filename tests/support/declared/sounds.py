@@ -27,7 +27,7 @@ def whisper(device):
         max_source_positions=25,
     )  # fmt: skip
     module = WhisperEncoder(config)
-    spec = vg.BufferSpec("input_features", vg.Batch(), outputs=vg.Outputs(last_hidden_state=vg.Rows()))
+    spec = vg.BufferSpec("input_features", vg.Batch(), outputs=vg.outputs.Fields(last_hidden_state=vg.outputs.Rows()))
     encoder = graphed(module, [1, 2, 4], spec, device)
     return Case(encoder, [{"input_features": torch.randn(count, 16, 50)} for count in (3, 1, 6)], module)
 
@@ -87,7 +87,7 @@ def uneven(device):
     def run(x, lengths):
         return torch.cat([part.sum(0, keepdim=True) for own in x.split(lengths) for part in own.split(3)])
 
-    encoder = graphed(Module(), [vg.Budget(64, items=4), vg.Budget(160, items=8)], example.spec, device)
+    encoder = graphed(Module(), [vg.budgets.Budget(64, items=4), vg.budgets.Budget(160, items=8)], example.spec, device)
     some = [  # of integers, whose sums are the same in any order
         {"x": torch.randint(9, (sum(lengths), 8)).float(), "lengths": lengths}
         for lengths in ([40, 13, 11], [2], [50] * 5)

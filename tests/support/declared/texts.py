@@ -16,11 +16,11 @@ from transformers import (
 import varlen_graphs as vg
 from tests.support.declared.case import Case, alone, graphed
 
-BUDGETS = [vg.Budget.padded(2, 16), vg.Budget.padded(4, 48)]
-PACKED_BUDGETS = [vg.Budget(64, items=4), vg.Budget(192, items=8)]
+BUDGETS = [vg.budgets.Budget.padded(2, 16), vg.budgets.Budget.padded(4, 48)]
+PACKED_BUDGETS = [vg.budgets.Budget(64, items=4), vg.budgets.Budget(192, items=8)]
 LENGTHS = [[48, 20, 33], [5], [9, 40, 1, 30, 16, 2]]
 SIZES = {"vocab_size": 99, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64}
-IDS = vg.PackedRows("input_ids", (), dtype=torch.int64)
+IDS = vg.inputs.Rows("input_ids", (), dtype=torch.int64)
 
 
 def batch(lengths):
@@ -39,8 +39,8 @@ def real(module, *fields):
 
 
 def texts(module, forward, masks, device, outputs=None, inputs=()):
-    outputs = vg.Outputs(last_hidden_state=vg.Rows(), **(outputs or {}))
-    spec = vg.BufferSpec(IDS, vg.PaddedMask(), masks, outputs, inputs)
+    outputs = vg.outputs.Fields(last_hidden_state=vg.outputs.Rows(), **(outputs or {}))
+    spec = vg.BufferSpec(IDS, vg.Mask(), masks, outputs, inputs)
     return graphed(module, BUDGETS, spec, device, forward=forward)
 
 
@@ -49,8 +49,10 @@ def token_types(device):
         return model(input_ids, token_type_ids=token_type_ids, attention_mask=mask)
 
     module = BertModel(BertConfig(num_hidden_layers=2, **SIZES))
-    types = [vg.PerRow("token_type_ids", dtype=torch.int64, default=0)]
-    encoder = texts(module, forward, [vg.AttentionMask("mask")], device, {"pooler_output": vg.Items()}, types)
+    types = [vg.inputs.PerRow("token_type_ids", dtype=torch.int64, default=0)]
+    encoder = texts(
+        module, forward, [vg.buffers.AttentionMask("mask")], device, {"pooler_output": vg.outputs.Items()}, types
+    )
     some = [batch(lengths) for lengths in LENGTHS]
     for call in some[:2]:
         call["token_type_ids"] = torch.randint(2, call["input_ids"].shape)
@@ -62,7 +64,9 @@ def causal(device):
         return model(input_ids, attention_mask=mask)
 
     module = CLIPTextModel(CLIPTextConfig(num_hidden_layers=2, eos_token_id=98, max_position_embeddings=48, **SIZES))
-    encoder = texts(module, forward, [vg.AttentionMask("mask", causal=True)], device, {"pooler_output": vg.Items()})
+    encoder = texts(
+        module, forward, [vg.buffers.AttentionMask("mask", causal=True)], device, {"pooler_output": vg.outputs.Items()}
+    )
     return Case(encoder, [batch(lengths) for lengths in LENGTHS], real(module, "last_hidden_state"))
 
 
@@ -74,7 +78,7 @@ def windows(device):
     config = ModernBertConfig(num_hidden_layers=4, local_attention=8, global_attn_every_n_layers=2, **tokens, **SIZES)
     module = ModernBertModel(config)
     reach = module.config.sliding_window
-    masks = [vg.AttentionMask("full"), vg.AttentionMask("sliding", window=(reach, reach))]
+    masks = [vg.buffers.AttentionMask("full"), vg.buffers.AttentionMask("sliding", window=(reach, reach))]
     encoder = texts(module, forward, masks, device)
     return Case(encoder, [batch(lengths) for lengths in LENGTHS], real(module, "last_hidden_state"))
 
@@ -84,7 +88,7 @@ def own_bias(device):
         return model(input_ids, attention_mask=mask)
 
     module = T5EncoderModel(T5Config(vocab_size=99, d_model=32, d_kv=16, d_ff=64, num_layers=2, num_heads=2))
-    encoder = texts(module, forward, [vg.AttentionMask("mask")], device)
+    encoder = texts(module, forward, [vg.buffers.AttentionMask("mask")], device)
     return Case(encoder, [batch(lengths) for lengths in LENGTHS], real(module, "last_hidden_state"))
 
 
@@ -102,10 +106,10 @@ class Biased(nn.Module):
 
 def computed_bias(device):
     buffers = [
-        vg.AttentionMask("mask", dtype=None),
+        vg.buffers.AttentionMask("mask", dtype=None),
         vg.buffers.RelativePositionBias("bias", "bias.weight", vg.buffers.T5Buckets(32, 128)),
     ]
-    spec = vg.BufferSpec(vg.PackedRows("x", (32,)), vg.PaddedLengths(), buffers)
+    spec = vg.BufferSpec(vg.inputs.Rows("x", (32,)), vg.Lengths(padded=True), buffers)
     encoder = graphed(Biased(), BUDGETS, spec, device)
 
     def run(x, lengths):
@@ -132,11 +136,11 @@ class Packed(nn.Module):
         return x + vg.varlen_attention(q, k, v, cu_seqlens, max_seqlen).flatten(1)
 
 
-BUFFERS = [vg.buffers.RowPositions(), vg.CuSeqlens(), vg.MaxSeqlen()]
+BUFFERS = [vg.buffers.RowPositions(), vg.buffers.CuSeqlens(), vg.buffers.MaxSeqlen()]
 
 
 def packed(device):
-    encoder = graphed(Packed(), PACKED_BUDGETS, vg.BufferSpec(IDS, vg.PackedMask(), BUFFERS), device)
+    encoder = graphed(Packed(), PACKED_BUDGETS, vg.BufferSpec(IDS, vg.Mask(packed=True), BUFFERS), device)
 
     def run(input_ids, attention_mask):
         out = torch.zeros(*input_ids.shape, 32, device=input_ids.device)
@@ -149,8 +153,10 @@ def packed(device):
 
 
 def integers(device):
-    languages = vg.DeviceBuffer("language", lambda table: table.column("of")[table.row_item], any_segments=False)
-    layout = vg.Lengths(columns=(vg.Column("of"),))
+    languages = vg.buffers.DeviceBuffer(
+        "language", lambda table: table.column("of")[table.row_item], any_segments=False
+    )
+    layout = vg.Lengths(columns=(vg.layouts.Column("of"),))
     encoder = graphed(Packed(), PACKED_BUDGETS, vg.BufferSpec(IDS, layout, [*BUFFERS, languages]), device)
     some = [
         {"input_ids": torch.randint(99, (sum(own),)), "lengths": own, "of": torch.randint(4, (len(own),)).tolist()}

@@ -9,7 +9,7 @@ from varlen_graphs.attention.api import varlen_attention
 from varlen_graphs.attention.backends import AttentionBackend
 from varlen_graphs.buffers import AttentionSchedule, Buffer, CuSeqlens, MaxSeqlen
 from varlen_graphs.kernels.rotary.op import apply_rotary
-from varlen_graphs.layout.segments import Per
+from varlen_graphs.layouts.segments import Per
 from varlen_graphs.recipes.blocks import add_norm, split_heads
 from varlen_graphs.recipes.vision_tower import Segments
 

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from varlen_graphs.budgets.ladder import Budgets
 from varlen_graphs.capture.mode import BackendName
-from varlen_graphs.capture.options import Capture
 from varlen_graphs.capture.pool import Pool
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.engines.sglang.towers import RECIPES, NativeTower
 from varlen_graphs.errors import CaptureError, CompilerError, SpecError, StaleGraphError, VarlenGraphsError
-from varlen_graphs.layout.budgets import Budgets
+from varlen_graphs.options.capture import Capture
 
 LOGGER = logging.getLogger("varlen_graphs")
 

@@ -15,19 +15,19 @@ from torch import Tensor, nn
 
 from varlen_graphs.attention.api import TileSchedule
 from varlen_graphs.attention.backends import AttentionBackend
+from varlen_graphs.budgets.ladder import Budgets
 from varlen_graphs.buffers import Buffer, GridPositions, WindowIndex, interpolate_positions
+from varlen_graphs.declaration.buffer_spec import BufferSpec
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.engines.sglang.blocks import run_block, segment_buffers
-from varlen_graphs.layout.budgets import Budgets
-from varlen_graphs.layout.grids import GridTHW
-from varlen_graphs.layout.item_table import ItemTable
-from varlen_graphs.layout.segments import Windows
+from varlen_graphs.inputs.rows import Rows as InputRows
+from varlen_graphs.layouts.grids import GridTHW
+from varlen_graphs.layouts.item_table import ItemTable
+from varlen_graphs.layouts.segments import Windows
+from varlen_graphs.outputs.entries import Rows
 from varlen_graphs.recipes.blocks import patch_convolution
 from varlen_graphs.recipes.towers import item_table
 from varlen_graphs.recipes.vision_tower import Segments, with_next_norm
-from varlen_graphs.spec.buffer_spec import BufferSpec
-from varlen_graphs.spec.entries import Rows
-from varlen_graphs.spec.rows import PackedRows
 
 
 class NativeTower(nn.Module):
@@ -171,7 +171,7 @@ def _encoder(
     """Return the encoder of a tower that takes `x` `[rows, pixels]` and `grid_thw`."""
     tower = module.tower
     spec = BufferSpec(
-        rows=PackedRows.pixels("x", tower.patch_embed.proj.weight[0].numel(), None),
+        rows=InputRows.pixels("x", tower.patch_embed.proj.weight[0].numel(), None),
         layout=GridTHW("grid_thw", merge=tower.spatial_merge_size),
         buffers=buffers,
         outputs=Rows(every=tower.spatial_merge_size**2),

@@ -11,13 +11,13 @@ from vllm.model_executor.layers.linear import ColumnParallelLinear, RowParallelL
 from vllm.model_executor.models.transformers.multimodal import MultiModalMixin
 
 from varlen_graphs.capture.mode import DISABLED, is_disabled
-from varlen_graphs.capture.options import Capture
 from varlen_graphs.engines.vllm.settings import Settings, read_settings
 from varlen_graphs.engines.vllm.towers import TOWERS
 from varlen_graphs.errors import SpecError
 from varlen_graphs.huggingface.encoders import Encoders
 from varlen_graphs.huggingface.installed import Installed, installed
 from varlen_graphs.huggingface.wrap import encoders, unwrap, wrap
+from varlen_graphs.options.capture import Capture
 
 logger = init_logger("vllm.varlen_graphs")
 

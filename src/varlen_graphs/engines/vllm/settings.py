@@ -8,9 +8,9 @@ from vllm import envs
 from vllm.config import VllmConfig
 from vllm.logger import init_logger
 
+from varlen_graphs.budgets.ladder import Ladder
+from varlen_graphs.checks.values import quoted
 from varlen_graphs.errors import SpecError
-from varlen_graphs.layout.budgets import Ladder
-from varlen_graphs.layout.values import quoted
 
 NAME = "varlen_graphs"
 OPTIONS = ("backend", "memory", "verify")

@@ -12,6 +12,7 @@ from einops import rearrange
 from torch import Tensor
 
 from varlen_graphs.attention.api import TileSchedule
+from varlen_graphs.budgets.ladder import Budgets
 from varlen_graphs.buffers import (
     AttentionSchedule,
     Buffer,
@@ -21,15 +22,14 @@ from varlen_graphs.buffers import (
     MaxSeqlen,
     WindowIndex,
 )
+from varlen_graphs.declaration.buffer_spec import BufferSpec
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.engines.vllm.attention import SCHEDULE
-from varlen_graphs.layout.budgets import Budgets
-from varlen_graphs.layout.grids import GridTHW
-from varlen_graphs.layout.segments import Per, Windows
+from varlen_graphs.inputs.rows import Rows as InputRows
+from varlen_graphs.layouts.grids import GridTHW
+from varlen_graphs.layouts.segments import Per, Windows
+from varlen_graphs.outputs.entries import Rows
 from varlen_graphs.recipes.registry import handles
-from varlen_graphs.spec.buffer_spec import BufferSpec
-from varlen_graphs.spec.entries import Rows
-from varlen_graphs.spec.rows import PackedRows
 
 TOWERS = ("Qwen2_5_VisionTransformer", "Qwen3_VisionTransformer", "Glm4vVisionTransformer")
 """Names of the classes with a recipe here. Subclasses in vLLM have other metadata."""
@@ -124,7 +124,7 @@ def _encoder(
     options: dict[str, Any],
 ) -> GraphedEncoder:
     """Return the encoder of a tower that takes `x` `[rows, pixels]` and `grid_thw`."""
-    rows = PackedRows("x", (tower.patch_embed.proj.weight[0].numel(),), row_dtype)
+    rows = InputRows("x", (tower.patch_embed.proj.weight[0].numel(),), row_dtype)
     layout = GridTHW("grid_thw", merge=tower.spatial_merge_size)
     spec = BufferSpec(
         rows=rows, layout=layout, buffers=buffers, outputs=Rows(every=tower.spatial_merge_size**2), declared_by="recipe"

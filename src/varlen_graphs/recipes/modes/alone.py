@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from varlen_graphs.errors import SpecError
-from varlen_graphs.layout.padded import real_rows
+from varlen_graphs.layouts.padded import real_rows
 from varlen_graphs.recipes.modes.host_questions import is_question
 
 CONVOLUTIONS = (torch.conv1d, torch.conv2d)

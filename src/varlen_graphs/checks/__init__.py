@@ -1,0 +1,1 @@
+"""Checks of what users write: the fields of declarations, and the values that calls bring."""

@@ -1,0 +1,61 @@
+"""Options of a capture."""
+
+import os
+from dataclasses import dataclass
+from typing import Literal
+
+from varlen_graphs.checks.fields import check_fields, is_integer
+from varlen_graphs.errors import SpecError
+
+
+@dataclass(frozen=True)
+class Capture:
+    """Options of captures: `GraphedEncoder(..., capture=vg.options.Capture(lazy=True))`.
+
+    Attributes:
+        lazy: Calls never capture. Budgets that calls request are captured between calls, by `capture_wanted` or
+            `capture_in_background`. Until then calls use other budgets where that is no slower than eager, or run
+            eager, counted in `stats.eager` as `"not captured yet"`.
+        compile: Compile the forward with torch.compile before the first capture, once for all budgets. This takes tens
+            of seconds. The tape and eager calls run the forward uncompiled.
+        on_change: What to do when memory that graphs read has moved or changed its dtype. `"error"` raises
+            `StaleGraphError`. `"recapture"` releases the graphs and captures them again in the same call, and logs a
+            warning to the logger `varlen_graphs`.
+        exact: Number of graphs of exactly the size of calls, for the sizes that came most often of late: such calls
+            replay without padding, and give the bits of an eager run. They are captured between calls, by
+            `capture_wanted` or `capture_in_background`, where `memory=` leaves room.
+        warmup: A file written by `save_warmup`, or the file to write at the end of this run. Measurements found there
+            are not repeated, and with `lazy=True` the budgets used in the earlier run are captured first. It has a
+            section for each encoder that was saved there.
+        section: Name of the encoder's section in the warm-up file. By default the path of the tower in a wrapped model,
+            else the class of the module. Encoders of equal modules and declarations are told apart by it.
+        on_bad_warmup: What to do with a warm-up file that is damaged, no such file, or written for another device,
+            version, module or declaration. `"ignore"` warns and measures again; `"error"` raises `InputError`.
+
+    Raises:
+        SpecError: `on_change` is neither `"error"` nor `"recapture"`, a flag is not a bool, `exact` is no number of
+            graphs, or is given with `compile`, `warmup` is no path, or another option has a wrong value.
+    """
+
+    lazy: bool = False
+    compile: bool = False
+    on_change: Literal["error", "recapture"] = "error"
+    exact: int = 0
+    warmup: str | os.PathLike[str] | None = None
+    section: str | None = None
+    on_bad_warmup: Literal["ignore", "error"] = "ignore"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.on_change, str) or self.on_change not in ("error", "recapture"):
+            raise SpecError(f"on_change={self.on_change!r}: expected one of 'error', 'recapture'")
+        for name in ("lazy", "compile"):
+            if not isinstance(getattr(self, name), bool):
+                raise SpecError(f"{name}={getattr(self, name)!r}: expected True or False")
+        if not is_integer(self.exact) or self.exact < 0:
+            raise SpecError(f"exact={self.exact!r}: expected a number of graphs, 0 or more")
+        if self.exact and self.compile:
+            raise SpecError(
+                f"exact={self.exact} with compile=True: graphs of exact sizes have the bits of eager runs, which are "
+                "not compiled; expected one of the two"
+            )
+        check_fields(self)
