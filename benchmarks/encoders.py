@@ -243,7 +243,7 @@ def rows(prepared: Prepared, repeats: int) -> list[dict[str, Any]]:
             for lazy in filter(None, [wrapped, padded]):
                 lazy(**call)
         for lazy in filter(None, [encoder, padded]):
-            lazy.capture_wanted(None)
+            lazy.capture_pending(None)
         last = fused if batch == max(calls) else None
         systems = {"eager": model, "compiled": compiled, "padded": padded, "wrapped": wrapped, "fused": last}
         row, runs = check_call({n: s for n, s in systems.items() if s is not None}, call, expected)

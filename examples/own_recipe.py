@@ -26,7 +26,7 @@ class Tower(nn.Module):
         return self.merger(torch.cat(outputs).view(-1, 4 * x.shape[1]))
 
 
-@vg.recipes.handles("Tower")
+@vg.recipes.register("Tower")
 def tower_recipe(tower, budgets=None, **options):
     def forward(tower, pixels, cu_seqlens, max_seqlen):  # the same, for all items at once
         q, k, v = tower.qkv(tower.embed(pixels)).view(-1, 3, tower.heads, 16).unbind(1)

@@ -964,7 +964,7 @@ def test_content_pruning_turns_graphs_off_with_a_reason():
         return "content pruning" if module.prune else None
 
     module = Pruning(8, 8)
-    encoder = vg.GraphedEncoder(module, [64], vg.BufferSpec("x", vg.Lengths()), backend="tape", off=off)
+    encoder = vg.GraphedEncoder(module, [64], vg.BufferSpec("x", vg.Lengths()), backend="tape", eager_if=off)
     rows = rows_for([6, 20])
     with torch.no_grad():
         assert torch.equal(encoder(rows, lengths=[6, 20]), module(rows))

@@ -141,7 +141,7 @@ class Interrupting(str):
         return super().__hash__()
 
 
-encoder_of_reasons = attention_encoder(off=lambda module: Interrupting("content pruning"))
+encoder_of_reasons = attention_encoder(eager_if=lambda module: Interrupting("content pruning"))
 
 
 def test_counters_may_be_read_while_they_are_being_counted():

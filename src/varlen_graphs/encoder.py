@@ -20,7 +20,7 @@ from varlen_graphs.declaration.budgets import resolve_budgets
 from varlen_graphs.declaration.buffer_spec import BufferSpec
 from varlen_graphs.declaration.checks import check_budgets
 from varlen_graphs.declaration.image_processor import read_images
-from varlen_graphs.declaration.signature import Off
+from varlen_graphs.declaration.signature import EagerIf
 from varlen_graphs.errors import BudgetError, InputError, SpecError, counted
 from varlen_graphs.options.capture import Capture
 from varlen_graphs.options.gpu_layouts import GpuLayouts, LayoutCheck
@@ -29,10 +29,10 @@ from varlen_graphs.routing.costs import Costs
 from varlen_graphs.routing.router import OnMiss
 from varlen_graphs.serving.assemble import assemble, check_options
 from varlen_graphs.serving.background import Background
+from varlen_graphs.serving.capture_queue import CaptureQueue
 from varlen_graphs.serving.html import page
 from varlen_graphs.serving.report import report
 from varlen_graphs.serving.staging import Stage, stage
-from varlen_graphs.serving.wanted import Wanted
 from varlen_graphs.serving.warmup_file import WarmupSection, write_sections
 from varlen_graphs.stats import Stats
 from varlen_graphs.traffic.trace import Trace
@@ -91,9 +91,9 @@ class GraphedEncoder(nn.Module):
         on_miss: `"eager"` runs items that no budget holds eager; `"error"` raises `BudgetError`.
         layouts: `"reported"`: wrong layouts on the GPU are reported as above, and no other call is harmed. `"checked"`:
             such calls wait for the GPU, and raise `LayoutError` themselves. A `GpuLayouts` has more options.
-        off: Called with the module at each call; returns the reason why the call must run eager, or `None`. For what
-            changes the number of outputs by their content, such as pruning of video tokens. The reason is counted in
-            `stats.eager`.
+        eager_if: Called with the module at each call; returns the reason why the call must run eager, or `None`. For
+            what changes the number of outputs by their content, such as pruning of video tokens. The reason is counted
+            in `stats.eager`.
         memory: Limit on what graphs, arena and pool hold: bytes, or a text such as `"2GiB"`. After a capture that
             exceeds it, the least useful budgets are disabled until `release`; with `Capture(lazy=True)` those below
             the largest one come back when calls request them more than others. A capture in progress may exceed it. A
@@ -129,18 +129,18 @@ class GraphedEncoder(nn.Module):
         pool: Pool | None = None,
         on_miss: OnMiss = "eager",
         layouts: LayoutCheck | GpuLayouts = "reported",
-        off: Off | None = None,
+        eager_if: EagerIf | None = None,
         memory: int | str | None = None,
         capture: Capture = Capture(),  # noqa: B008 - frozen
         verify: int | Verify = 0,
     ) -> None:
-        check_options(module, buffer_spec, forward, method, backend, pool, on_miss, off, capture)
+        check_options(module, buffer_spec, forward, method, backend, pool, on_miss, eager_if, capture)
         verify = verify if isinstance(verify, Verify) else Verify(verify)
         super().__init__()
         object.__setattr__(self, "module", module)  # not registered: its parts are found through the properties below
-        self.executor, self._wanted, self._warm_start = assemble(
+        self.executor, self._queue, self._warm_start = assemble(
             module, budgets, buffer_spec, forward=forward, method=method, backend=backend, pool=pool, on_miss=on_miss,
-            layouts=layouts, off=off, memory=memory, capture=capture, verify=verify,
+            layouts=layouts, eager_if=eager_if, memory=memory, capture=capture, verify=verify,
         )  # fmt: skip
         self.spec: BufferSpec = self.executor.spec
         self.pool: Pool = self.executor.pool
@@ -365,7 +365,7 @@ class GraphedEncoder(nn.Module):
                     self.executor.capture(inputs, example)
         return self
 
-    def capture_wanted(self, most: int | None = 1) -> list[Budget]:
+    def capture_pending(self, most: int | None = 1) -> list[Budget]:
         """Capture budgets that calls requested but that have no graph yet, the most requested first.
 
         For the time between calls: takes the pool's turn for one graph at a time. With `Capture(lazy=True)` the first
@@ -387,7 +387,7 @@ class GraphedEncoder(nn.Module):
         return self._between_calls().capture(most)
 
     def capture_in_background(self) -> "Future[None]":
-        """Capture what `capture_wanted` does in a thread of its own, one graph after the other.
+        """Capture what `capture_pending` does in a thread of its own, one graph after the other.
 
         Calls of a lazy encoder do not wait meanwhile, unless they began before the capture: they run eager while a
         graph is captured, and use the existing graphs in between. Other calls wait for the graph.
@@ -397,19 +397,19 @@ class GraphedEncoder(nn.Module):
             it, and so do the end of the encoder and of the interpreter. An error ends it too, and is its `exception()`.
 
         Raises:
-            SpecError: As for `capture_wanted`.
+            SpecError: As for `capture_pending`.
         """
         self.executor.check_usable()
         return Background.of(self._between_calls(), self.pool).future
 
-    def _between_calls(self) -> Wanted:
-        if self._wanted.requests is not None:
-            self._warm_start.request_used(self._wanted.requests)
-        elif self._wanted.exact is None:
+    def _between_calls(self) -> CaptureQueue:
+        if self._queue.requests is not None:
+            self._warm_start.request_used(self._queue.requests)
+        elif self._queue.exact is None:
             raise SpecError(
                 "calls of this encoder capture what they need: expected one with Capture(lazy=True) or Capture(exact=N)"
             )
-        return self._wanted
+        return self._queue
 
     def add_budget(self, budget: int | Budget) -> Budget:
         """Add a budget while serving, from any thread.

@@ -55,10 +55,10 @@ def test_adapters_in_a_lazy_encoder_are_captured_in_evaluation_only():
     encoder, rows = attention_encoder(module=module, capture=vg.options.Capture(lazy=True)), rows_for([6])
     with_adapter(module)
     encoder(rows, lengths=[6])
-    assert not encoder.capture_wanted()
+    assert not encoder.capture_pending()
     module.eval()
     encoder(rows, lengths=[6])
-    assert encoder.capture_wanted()
+    assert encoder.capture_pending()
     assert equal_bits(encoder(rows, lengths=[6]), encoder(rows, lengths=[6]))
 
 

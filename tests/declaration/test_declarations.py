@@ -99,7 +99,7 @@ GOOD = {
     vg.GraphedEncoder: {
         "module": torch.nn.Identity(), "budgets": [64], "buffer_spec": vg.BufferSpec("input", vg.Lengths()),
         "forward": None, "backend": "eager", "pool": None, "on_miss": "eager",
-        "layouts": "reported", "off": None, "memory": None, "capture": vg.options.Capture(), "verify": 0,
+        "layouts": "reported", "eager_if": None, "memory": None, "capture": vg.options.Capture(), "verify": 0,
     },
 }  # fmt: skip
 """All that declares something or takes options, with a good value for each field."""

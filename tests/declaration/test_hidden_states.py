@@ -124,7 +124,7 @@ def test_a_lazy_encoder_captures_them_when_calls_request_them_or_the_last_run_us
         encoder = layers_encoder(capture=vg.options.Capture(lazy=True, warmup=warmup))
         if requested:
             encoder(rows_for([6]), lengths=[6], **ASKS)
-        assert encoder.capture_wanted(None)
+        assert encoder.capture_pending(None)
         assert len(encoder(rows_for([6]), lengths=[6], **ASKS)["hidden_states"]) == 4
         assert encoder.stats.replays.total() == sets(encoder) == 1
         encoder.save_warmup(path)

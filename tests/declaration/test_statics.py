@@ -230,8 +230,8 @@ def test_requests_for_ever_new_values_are_bounded():
         encoder(rows, lengths=[6], by=7)
     for by in range(8, 300):
         encoder(rows, lengths=[6], by=by)
-    assert len(encoder.capture_wanted(None)) == len(encoder.executor.store.sets) == MOST_SETS
-    assert not encoder.capture_wanted(None)
+    assert len(encoder.capture_pending(None)) == len(encoder.executor.store.sets) == MOST_SETS
+    assert not encoder.capture_pending(None)
     assert encoder.stats.eager == {"not captured yet": encoder.stats.calls}
     encoder(rows, lengths=[6], by=300)
     assert encoder.stats.eager[TOO_MANY_SETS] == 1

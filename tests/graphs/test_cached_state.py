@@ -182,7 +182,7 @@ def test_a_lazy_encoder_initialises_by_its_first_call():
     alone, encoder = copy.deepcopy(module), encoder_of(module, capture=vg.options.Capture(lazy=True))
     for seed in range(2):
         assert distance(encoder(rows_for([6], seed), lengths=[6]), alone(rows_for([6], seed))) < 1e-6
-        encoder.capture_wanted()
+        encoder.capture_pending()
     assert encoder.stats.replays.total() == 1
     assert equal_bits(module.mean, rows.mean(0))
 

@@ -298,7 +298,7 @@ def test_a_recipe_whose_function_calls_the_tower_does_not_recurse(place, monkeyp
     def forward(tower, input_ids, mask):
         return tower(input_ids, attention_mask=mask)
 
-    @vg.recipes.handles("Texts")
+    @vg.recipes.register("Texts")
     def texts(tower, budgets=None, **options):
         spec = vg.BufferSpec(
             rows=vg.inputs.Rows("input_ids", shape=(), dtype=torch.int64),

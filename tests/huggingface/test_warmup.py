@@ -29,7 +29,7 @@ def wrapped(path, model=None, **options):
 
 def rows(encoder):
     """The rows of what an earlier run used, as far as a new one knows."""
-    return [budget.rows for budget in encoder.capture_wanted(None)]
+    return [budget.rows for budget in encoder.capture_pending(None)]
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def test_towers_may_be_saved_one_by_one(path):
     for name, grid in (("left", LARGE), ("right", SMALL)):
         for _ in range(2):
             getattr(model, name)(pixels(grid), grid_thw=torch.tensor(grid))
-            vg.encoders(model)[name].capture_wanted(None)
+            vg.encoders(model)[name].capture_pending(None)
         for file in (path, alone):
             vg.encoders(model)[name].save_warmup(file)
     assert {name: rows(one) for name, one in vg.encoders(wrapped(path)).items()} == {

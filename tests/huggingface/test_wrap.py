@@ -148,7 +148,7 @@ def test_a_recipe_of_your_own_joins_by_declaring_itself():
 
     spec = vg.BufferSpec("x", vg.Lengths(), [vg.buffers.CuSeqlens(per="item")])
 
-    @vg.recipes.handles("Mine")
+    @vg.recipes.register("Mine")
     def mine(tower, budgets=None, **options):
         return vg.GraphedEncoder(tower, budgets or [64], spec, **options)
 

@@ -19,7 +19,7 @@ from varlen_graphs.layouts.segments import segments_of
 @given(cases())
 def test_what_the_host_would_refuse_is_found(case):
     items, capacity, rows, limits = case
-    table, status, veil = run_check(reference.check_items, *case)
+    table, status, nan_mask = run_check(reference.check_items, *case)
     counts = [t * h * w for t, h, w in items]
     whole = [item if all(item) else (0, 0, 0) for item in items]  # an item of no rows has no segments
     kinds = {
@@ -42,13 +42,13 @@ def test_what_the_host_would_refuse_is_found(case):
     if first is None:
         assert status.tolist() == [-9] * 6
         assert table.tolist() == [[*item, 5] for item in whole] + [[0, 0, 0, -1]] * (capacity - len(items))
-        assert torch.signbit(veil)
-        assert veil == 0
+        assert torch.signbit(nan_mask)
+        assert nan_mask == 0
     else:
         assert status.tolist()[:2] == [7, first]
         assert status.tolist()[5] == -8
         assert table.tolist() == [[0, 0, 0, -1]] * capacity
-        assert veil.isnan()
+        assert nan_mask.isnan()
 
 
 @given(cases())
@@ -61,10 +61,10 @@ def test_sizes_elsewhere_count_as_those_in_the_table(case):
 @given(cases())
 def test_what_the_host_has_seen_is_left_alone(case):
     items, capacity, _, _ = case
-    table, status, veil = run_check(reference.check_items, *case, unseen=0)
+    table, status, nan_mask = run_check(reference.check_items, *case, unseen=0)
     assert status.tolist() == [-9] * 6
     assert table.tolist() == [[*item, 5] for item in items] + [[99] * 4] * (capacity - len(items))
-    assert torch.signbit(veil)
+    assert torch.signbit(nan_mask)
 
 
 def test_the_operator_is_sound_for_the_compiler():

@@ -71,7 +71,7 @@ def test_calls_after_a_change_run_eager_and_say_so(change, recwarn):
     tower, tables, function = video()
     spec = vg.recipes.by_batch(tower, [1, 4], backend="tape").spec
     encoder = vg.GraphedEncoder(
-        tower, [1, 4], spec, forward=function, off=functools.partial(why_changed, tables), backend="tape"
+        tower, [1, 4], spec, forward=function, eager_if=functools.partial(why_changed, tables), backend="tape"
     )
     x = random(3, 4, 3, 16, 16)
     encoder.capture()

@@ -414,7 +414,7 @@ def test_vg_wrap_finds_a_text_encoder_that_is_registered(monkeypatch):
     from varlen_graphs.recipes import registry
 
     monkeypatch.setattr(registry, "RECIPES", dict(registry.RECIPES))
-    vg.recipes.handles("BertModel")(vg.recipes.packed_text)
+    vg.recipes.register("BertModel")(vg.recipes.packed_text)
     model = text_model("bert")
     call = texts(model, [9, 5])
     with torch.no_grad():

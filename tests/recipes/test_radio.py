@@ -89,7 +89,7 @@ def test_a_lazy_encoder_captures_for_batches_too(in_background):
         wait_for(encoder.batches, encoder.batches.budgets[-1:])
         assert future.cancel()
     else:
-        assert encoder.capture_wanted()
+        assert encoder.capture_pending()
     encoder(batch)
     assert encoder.batches.stats.replays.total() == 1
 

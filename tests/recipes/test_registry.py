@@ -29,9 +29,9 @@ def test_a_recipe_is_for_subclasses_too_and_the_latest_registration_counts(monke
     class Derived(Base):
         pass
 
-    first = vg.recipes.handles("Base", "Other")(lambda tower, budgets=None, **options: None)
+    first = vg.recipes.register("Base", "Other")(lambda tower, budgets=None, **options: None)
     assert registry.recipe_for(Derived(1, 1)) is registry.recipe_for(Base(1, 1)) is first
     assert registry.recipe_for(nn.Linear(1, 1)) is None
-    second = vg.recipes.handles("Base")(lambda tower, budgets=None, **options: None)
+    second = vg.recipes.register("Base")(lambda tower, budgets=None, **options: None)
     assert registry.recipe_for(Derived(1, 1)) is second
     assert {"Base", "Other"} <= {*registry.handled()}

@@ -71,7 +71,7 @@ def load_warmup(text, on_bad_warmup="error"):
         encoder = attention_encoder(spec=SHAPED, capture=options)
         for lengths in ([20], [90, 30]):
             assert encoder(rows_for(lengths), lengths=lengths).isfinite().all()
-        encoder.capture_wanted(None)
+        encoder.capture_pending(None)
         assert encoder(rows_for([20, 100]), lengths=[20, 100]).isfinite().all()
         encoder.save_warmup(path)
         encoder.report()
@@ -237,10 +237,10 @@ def test_what_a_file_alone_requests_and_fails_is_forgotten(tmp_path, scale):
     encoder = attention_encoder(spec=SHAPED, capture=vg.options.Capture(warmup=path, lazy=True))
     asked = pytest.warns(UserWarning, match=r"as the warm-up file says, cannot be captured, and is forgotten: ")
     with asked if scale in ("evil", None) else contextlib.nullcontext():  # JSON has no others, so they are left out
-        assert encoder.capture_wanted(None) == []
-    assert encoder.capture_wanted(None) == []
+        assert encoder.capture_pending(None) == []
+    assert encoder.capture_pending(None) == []
     assert "nothing could be captured" not in encoder.report()
     encoder(rows_for([20]), lengths=[20])
-    assert encoder.capture_wanted(None)
+    assert encoder.capture_pending(None)
     encoder(rows_for([20]), lengths=[20])
     assert encoder.stats.replays.total() == 1

@@ -89,11 +89,11 @@ def test_a_lazy_encoder_is_told_of_if_nobody_captures():
     (told,) = calls(forgotten, 200)
     assert "not captured yet; nobody captures what calls request: call encoder.capture_in_background()" in told
     calls(served, 10)
-    served.capture_wanted()
+    served.capture_pending()
     assert not calls(served, 2000, [90])  # is requested, and will be captured
 
 
-@pytest.mark.parametrize("options", [{"backend": "eager"}, {"off": lambda module: "another mode"}])
+@pytest.mark.parametrize("options", [{"backend": "eager"}, {"eager_if": lambda module: "another mode"}])
 def test_what_was_asked_for_is_not_told(options):
     assert not calls(attention_encoder(spec=SHAPED, **options), 300)
 

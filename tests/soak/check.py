@@ -60,7 +60,7 @@ def check_exact_case(case, device="cpu"):
     for call in case.calls:
         for _ in range(4):
             run_call(case, encoder, call, device)
-        encoder.capture_wanted(None)
+        encoder.capture_pending(None)
         encoder.poison()
         before = encoder.stats.exact.total()
         got = run_call(case, encoder, call, device)

@@ -92,7 +92,7 @@ def test_lazy_calls_are_plain_calls_and_captures_between_them_leave_a_module_alo
         assert relative(got, call(plain, number, lengths)) < 1e-6
         assert not copy.differences(plain)
     with contextlib.suppress(vg.errors.VarlenGraphsError):
-        encoder.capture_wanted(None)
+        encoder.capture_pending(None)
     assert not copy.differences(plain)
     for number, lengths in enumerate(([5], [150], [3, 4], [5])):
         try:
@@ -107,7 +107,7 @@ def test_lazy_calls_are_plain_calls_and_captures_between_them_leave_a_module_alo
 def test_calls_without_graphs_are_plain_calls(file, name, backend):
     """With the backend that captures nothing, and where the module is not to be replayed."""
     copy, plain = Copy(file, name), Copy(file, name)
-    encoder = copy.encoder(backend=backend, off=lambda module: "not now" if backend == "tape" else None)
+    encoder = copy.encoder(backend=backend, eager_if=lambda module: "not now" if backend == "tape" else None)
     for number, lengths in enumerate(([5], [150], [3, 4], [5])):
         got = call(lambda x, n: encoder(x, lengths=n), number, lengths)
         assert relative(got, call(plain, number, lengths)) < 1e-6

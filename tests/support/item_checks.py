@@ -35,7 +35,7 @@ def cases(draw):
 
 
 def run_check(check, items, capacity, rows, limits, columns=1, call=7, unseen=1, elsewhere=None):
-    """Return the table, the status and the veil; with the sizes of items at an address, if they are on a device."""
+    """Return the table, the status and the nan_mask; with the sizes of items at an address, if they are on a device."""
     width = 3 + columns
     table = torch.full((capacity, width), 99, dtype=torch.int64)
     table[: len(items)] = torch.tensor([[*item, *[5] * columns] for item in items])
@@ -43,10 +43,10 @@ def run_check(check, items, capacity, rows, limits, columns=1, call=7, unseen=1,
     if elsewhere:
         table[: len(items), :3] = 99
     padding = torch.tensor([0, 0, 0, *[-1] * columns])
-    status, veil = torch.full((6,), -9), torch.tensor(3.0)
+    status, nan_mask = torch.full((6,), -9), torch.tensor(3.0)
     header = torch.tensor([call, len(items), rows, unseen, sizes.data_ptr() if elsewhere else 0])
-    check(header, table, padding, status, veil, **limits)
-    return table, status, veil
+    check(header, table, padding, status, nan_mask, **limits)
+    return table, status, nan_mask
 
 
 def compare_kernel_and_reference(device):

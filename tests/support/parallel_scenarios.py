@@ -102,7 +102,7 @@ def ranks_that_capture_between_calls(rank, ranks):
         rows = rows_for(lengths, seed)
         check_on_all_ranks(both(rows, lengths=torch.tensor(lengths)), encoder.eager(rows, lengths=lengths))
         if rank == seed % ranks:
-            encoder.capture_wanted(None)
+            encoder.capture_pending(None)
     assert encoder.stats.eager["not captured yet"]
 
 
@@ -295,7 +295,7 @@ def an_item_too_large_for_graphs_is_run_by_itself(rank, ranks):
 
 
 def calls_that_graphs_do_not_answer_meet_once(rank, ranks):
-    encoder = attention_encoder(off=lambda module: "pruned")
+    encoder = attention_encoder(eager_if=lambda module: "pruned")
     both, met = parallel(encoder), []
     exchange = Ranks.exchange
     with pytest.MonkeyPatch.context() as patch:
@@ -448,7 +448,7 @@ def a_first_call_that_is_wrong_on_one_rank_raises_on_every_rank(rank, ranks):
     """At once: the group is of use afterwards."""
     rows = rows_for([5, 6])
     reasons = ["off"] if rank == 1 else []  # in one call
-    off = {"off": lambda _: reasons.pop() if reasons else None}
+    eager = {"eager_if": lambda _: reasons.pop() if reasons else None}
     for error, others, options, wrong in (
         (vg.errors.LayoutError, "rank 1 raised .*LayoutError", {}, {"lengths": [5, 60]}),
         (vg.errors.InputError, "rank 1 raised .*no argument 'size'", {}, {"lengths": [5, 6], "size": 3}),
@@ -458,7 +458,7 @@ def a_first_call_that_is_wrong_on_one_rank_raises_on_every_rank(rank, ranks):
             {"on_miss": "error"},
             {"lengths": [300], "x": rows_for([300])},
         ),
-        (vg.errors.RankError, "rank 1 was called with .*graphs do not run", off, {"lengths": [5, 6]}),
+        (vg.errors.RankError, "rank 1 was called with .*graphs do not run", eager, {"lengths": [5, 6]}),
     ):
         both = parallel(attention_encoder(**options))
         call = {"x": rows, "lengths": [5, 6]}

@@ -208,10 +208,10 @@ def test_lazy_encoders_request_no_refused_budget_again():
     encoder, rows = encoder_of(WrongAt64(), capture=vg.options.Capture(lazy=True)), rows_for([6])
     encoder(rows, lengths=[6])
     with pytest.warns(UserWarning, match="failed the proof"):
-        encoder.capture_wanted(None)
+        encoder.capture_pending(None)
     for _ in range(2):
         assert distance(encoder(rows, lengths=[6]), encoder.module.linear(rows)) < 1e-5
-        assert encoder.capture_wanted(None) == []
+        assert encoder.capture_pending(None) == []
 
 
 def test_verify_tells_why_a_budget_was_refused():

@@ -33,7 +33,7 @@ WITHOUT_IT = (
 )
 """Remedy for users of a recipe, about an argument that it does not know."""
 
-Off = Callable[[nn.Module], str | None]
+EagerIf = Callable[[nn.Module], str | None]
 """Returns the reason why a call made now must run eager, or `None`."""
 
 
@@ -45,7 +45,7 @@ class Signature:
         forward: Function that runs in place of the module, called as `forward(module, **arguments)`; `None` runs the
             module itself.
         spec: The declaration.
-        off: Asked at each call; see `GraphedEncoder`.
+        eager_if: Asked at each call; see `GraphedEncoder`.
         method: Name of the module's method that calls mean.
 
     Attributes:
@@ -62,12 +62,12 @@ class Signature:
         module: nn.Module,
         forward: Callable[..., Any] | None,
         spec: BufferSpec,
-        off: Off | None = None,
+        eager_if: EagerIf | None = None,
         method: str = "forward",
     ) -> None:
         self._spec = spec
         self._module = module
-        self._off = off
+        self._eager_if = eager_if
         self._who = type(module).__name__
         compiled = dict(module.named_children()).get("_orig_mod")  # by torch.compile
         own = parameters_of(getattr(module if compiled is None else compiled, method), f"{self._who}.{method}")
@@ -173,14 +173,14 @@ class Signature:
         if self._spec.layout.optional and description[self._spec.layout.name] is None:
             description[self._spec.layout.name] = self._spec.layout.missing(rows.shape)
         statics, beyond = self.bind_statics(others, rows.shape, description) if others else self._bind_no_statics()
-        if beyond is None and self._off is not None:
-            beyond = self.why_off()
+        if beyond is None and self._eager_if is not None:
+            beyond = self.why_eager()
         key = self._spec.key(statics, self._spec.row_shape(rows.shape))
         return Call(rows, description, statics, key, arguments, beyond, inputs=inputs, positional=len(args))
 
-    def why_off(self) -> str | None:
+    def why_eager(self) -> str | None:
         """Return the reason why the user lets calls run eager now, or `None`."""
-        return None if self._off is None else self._off(self._module)
+        return None if self._eager_if is None else self._eager_if(self._module)
 
     def bind_statics(
         self, arguments: Mapping[str, Any], rows: Sequence[int] = (), description: Mapping[str, Any] | None = None

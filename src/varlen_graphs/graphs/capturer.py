@@ -111,7 +111,7 @@ class Capturer:
         inputs: CaptureInputs,
         budgets: Sequence[Budget],
         spare: Sequence[Budget] = (),
-        stand_in: Budget | None = None,
+        fallback_budget: Budget | None = None,
         call: Call | None = None,
     ) -> None:
         """Capture these budgets, which have no graph yet; spare ones if none of them can be captured.
@@ -137,12 +137,12 @@ class Capturer:
             if self.checks is None or self.checks.device != device:
                 self.checks = GpuChecks(spec, device)
             arena = self._arena(row_shape, device)
-            graphs = None if stand_in else self.sets.get(key)
+            graphs = None if fallback_budget else self.sets.get(key)
             if self._allowance is None:
                 self._allowance = Allowance(device)
             graphs = graphs or GraphSet(
-                arena, self.checks, self.agreement, timed=is_first, stand_in=stand_in,
-                defaults=self._budgets.defaults, allowance=None if stand_in else self._allowance,
+                arena, self.checks, self.agreement, timed=is_first, fallback_budget=fallback_budget,
+                defaults=self._budgets.defaults, allowance=None if fallback_budget else self._allowance,
             )  # fmt: skip
             try:
                 check = StateCheck(self._forward, self._runs(arena, statics, call))
@@ -157,7 +157,7 @@ class Capturer:
             self.failure = None
             if is_first:
                 self._mode.hold_settings()
-            if stand_in:
+            if fallback_budget:
                 self.exact[key, budgets[0]] = graphs
             else:
                 self.sets[key], self.inputs[key] = graphs, inputs
@@ -169,7 +169,7 @@ class Capturer:
                 seconds = forward.compile_seconds
                 del forward, shadow  # what it keeps of a capture goes; what graphs read is held
                 self.dependencies.watch([*self.sets.values(), *self.exact.values()], attributes)
-                failed = {} if stand_in else self._disable_failed(graphs, budgets)
+                failed = {} if fallback_budget else self._disable_failed(graphs, budgets)
                 self._budgets.leave_out(graphs.left_out)
                 graphs.left_out = {}
                 if graphs.timed:

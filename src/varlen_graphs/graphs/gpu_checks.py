@@ -31,9 +31,10 @@ class GpuChecks:
     Attributes:
         device: As given.
         calls: Number of calls with such layouts.
-        veil: float32 `[]`, written by every replay: NaN if its items were wrong and -0.0 otherwise, to be added to
+        nan_mask: float32 `[]`, written by every replay: NaN if its items were wrong and -0.0 otherwise, to be added to
             floating outputs.
-        veils: `veil` as float32, float16 and bfloat16: the upper half of both numbers is the same in a half format.
+        nan_masks: `nan_mask` as float32, float16 and bfloat16: the upper half of both numbers is the same in a half
+            format.
     """
 
     def __init__(self, spec: BufferSpec, device: torch.device) -> None:
@@ -41,10 +42,10 @@ class GpuChecks:
         self.calls = 0
         self._spec = spec
         with torch.inference_mode(False):
-            self.veil = torch.zeros((), dtype=torch.float32, device=device)
-            halves = self.veil.view(1).view(torch.int16)[1]  # the upper one: hosts of GPUs are little-endian
-            self.veils = {torch.float32: self.veil}
-            self.veils |= {dtype: halves.view(dtype) for dtype in (torch.float16, torch.bfloat16)}
+            self.nan_mask = torch.zeros((), dtype=torch.float32, device=device)
+            halves = self.nan_mask.view(1).view(torch.int16)[1]  # the upper one: hosts of GPUs are little-endian
+            self.nan_masks = {torch.float32: self.nan_mask}
+            self.nan_masks |= {dtype: halves.view(dtype) for dtype in (torch.float16, torch.bfloat16)}
             self._padding = torch.tensor([0, 0, 0, *spec.layout.pads], device=device)
             self._status = torch.zeros(STATUS, dtype=torch.int64, device=device)
             self._seen = torch.zeros(STATUS, dtype=torch.int64, device="cpu", pin_memory=device.type == "cuda")
@@ -55,7 +56,7 @@ class GpuChecks:
     @property
     def memory(self) -> list[Tensor]:
         """Tensors that graphs read and write here."""
-        return [self.veil, self._padding, self._status]
+        return [self.nan_mask, self._padding, self._status]
 
     def view(self, arena: Arena, budget: Budget) -> tuple[Tensor, ItemTable, dict[str, Tensor]]:
         """Return the rows, items, host buffers and inputs of a budget, the items checked as the arena's header asks.
@@ -65,7 +66,7 @@ class GpuChecks:
         """
         spec = self._spec
         check_items(
-            arena.header, arena.table[: budget.items], self._padding, self._status, self.veil,
+            arena.header, arena.table[: budget.items], self._padding, self._status, self.nan_mask,
             min(1, spec.layout.prefix), spec.layout.merge, spec.row_multiple, budget.segments, budget.max_seqlen,
             *spec.needs.by_kind,
         )  # fmt: skip

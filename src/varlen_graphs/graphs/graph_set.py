@@ -38,7 +38,7 @@ class GraphSet:
         checks: Checks the item table, as the first operation of each graph.
         agreement: Agreement with other ranks that capture the module: what fails on one is left out on all.
         timed: True if costs are measured with these graphs.
-        stand_in: Budget that calls would use without the graph of exactly their size.
+        fallback_budget: Budget that calls would use without the graph of exactly their size.
         defaults: Budgets that nobody asked for.
         allowance: Decides which of those are left out; `None` leaves none out.
 
@@ -55,7 +55,8 @@ class GraphSet:
         rebuild: Builds a new output object from tensors.
         most_rows: Rows of the largest budget that was ever captured, by which the pool is sized.
         timed: True if costs were measured with these graphs.
-        stand_in: Budget that calls would use without the graph of exactly their size; `None` if graphs are of budgets.
+        fallback_budget: Budget that calls would use without the graph of exactly their size; `None` if graphs are of
+            budgets.
         left_out: Default budgets that take too much memory or time, with the reasons.
         compared: Budgets of which the replay of a call was compared with the module itself.
         kept: Paths of what every run of the module changes, and that changes no output: replays leave it as it is.
@@ -68,8 +69,8 @@ class GraphSet:
     rebuild: Callable[[Sequence[Tensor]], Any]
 
     def __init__(
-        self, arena: Arena, checks: GpuChecks, agreement: Agreement, *, timed: bool, stand_in: Budget | None = None,
-        defaults: Collection[Budget] = (), allowance: Allowance | None = None,
+        self, arena: Arena, checks: GpuChecks, agreement: Agreement, *, timed: bool,
+        fallback_budget: Budget | None = None, defaults: Collection[Budget] = (), allowance: Allowance | None = None,
     ) -> None:  # fmt: skip
         self.arena = arena
         self.checks = checks
@@ -80,7 +81,7 @@ class GraphSet:
         self.unproven: set[str] = set()
         self.most_rows = 0
         self.timed = timed
-        self.stand_in = stand_in
+        self.fallback_budget = fallback_budget
         self.compared: set[Budget] = set()
         self.own: set[int] = set()
         self.kept: list[str] = []

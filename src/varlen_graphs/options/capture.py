@@ -13,7 +13,7 @@ class Capture:
     """Options of captures: `GraphedEncoder(..., capture=vg.options.Capture(lazy=True))`.
 
     Attributes:
-        lazy: Calls never capture. Budgets that calls request are captured between calls, by `capture_wanted` or
+        lazy: Calls never capture. Budgets that calls request are captured between calls, by `capture_pending` or
             `capture_in_background`. Until then calls use other budgets where that is no slower than eager, or run
             eager, counted in `stats.eager` as `"not captured yet"`.
         compile: Compile the forward with torch.compile before the first capture, once for all budgets. This takes tens
@@ -23,7 +23,7 @@ class Capture:
             warning to the logger `varlen_graphs`.
         exact: Number of graphs of exactly the size of calls, for the sizes that came most often of late: such calls
             replay without padding, and give the bits of an eager run. They are captured between calls, by
-            `capture_wanted` or `capture_in_background`, where `memory=` leaves room.
+            `capture_pending` or `capture_in_background`, where `memory=` leaves room.
         warmup: A file written by `save_warmup`, or the file to write at the end of this run. Measurements found there
             are not repeated, and with `lazy=True` the budgets used in the earlier run are captured first. It has a
             section for each encoder that was saved there.

@@ -1,6 +1,6 @@
 """Recipes: the declaration of a family of towers, one thin file each.
 
-To add a recipe, write one file with a function decorated by `handles`, and import the function here.
+To add a recipe, write one file with a function decorated by `register`, and import the function here.
 """
 
 from varlen_graphs.recipes.by_batch import by_batch
@@ -25,7 +25,7 @@ from varlen_graphs.recipes.qwen3_asr import qwen3_asr
 from varlen_graphs.recipes.qwen3_omni_audio import qwen3_omni_audio
 from varlen_graphs.recipes.qwen3_vl import qwen3_vl
 from varlen_graphs.recipes.radio import radio
-from varlen_graphs.recipes.registry import handles
+from varlen_graphs.recipes.registry import register
 from varlen_graphs.recipes.resampler import resampler
 from varlen_graphs.recipes.siglip2 import siglip2
 from varlen_graphs.recipes.speech import speech
@@ -43,7 +43,6 @@ __all__ = [
     "generic",
     "glm4v",
     "glm_image",
-    "handles",
     "hunyuan_vl",
     "idefics",
     "inkling",
@@ -61,6 +60,7 @@ __all__ = [
     "qwen3_omni_audio",
     "qwen3_vl",
     "radio",
+    "register",
     "resampler",
     "siglip2",
     "speech",

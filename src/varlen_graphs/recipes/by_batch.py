@@ -24,8 +24,8 @@ from varlen_graphs.outputs.entries import Rows
 from varlen_graphs.outputs.parts import flatten
 from varlen_graphs.recipes.fixed_sizes import INPUTS, Shape, item_shapes, optional_inputs, required_inputs
 from varlen_graphs.recipes.inspection import RUN_ERRORS, declare, itself, never_reads
-from varlen_graphs.recipes.modes.host_questions import keeps_masks
 from varlen_graphs.recipes.modes.kept_tables import KeptTable, kept_tables, reads_copies, why_changed
+from varlen_graphs.recipes.modes.skip_mask_checks import keeps_masks
 from varlen_graphs.recipes.rounding import rounding
 from varlen_graphs.recipes.towers import check_loaded, device_of
 from varlen_graphs.watch.rules_mode import CaptureRulesMode
@@ -82,7 +82,7 @@ def by_batch(
     except (VarlenGraphsError, *RUN_ERRORS) as error:
         raise SpecError(f"{type(tower).__name__} cannot be graphed by batch: {error}") from error
     if tables:
-        options = {"off": partial(why_changed, tables)} | options
+        options = {"eager_if": partial(why_changed, tables)} | options
     return GraphedEncoder(tower, budgets, spec, forward=batched.function, **options)
 
 

@@ -20,14 +20,14 @@ from varlen_graphs.layouts.item_table import ItemTable
 from varlen_graphs.outputs.declared import Fields
 from varlen_graphs.outputs.entries import Rows
 from varlen_graphs.recipes.blocks import siglip_layers
-from varlen_graphs.recipes.registry import handles
+from varlen_graphs.recipes.registry import register
 from varlen_graphs.recipes.towers import attention_buffers, check_parts, item_table, output_class
 from varlen_graphs.recipes.vision_tower import recorded
 
 PARTS = ("embeddings", "encoder", "post_layernorm", "config")
 
 
-@handles("Cosmos3EdgeVisionModel")
+@register("Cosmos3EdgeVisionModel")
 def cosmos3_edge(
     tower: Any, budgets: Budgets | None = None, *, attention: AttentionBackend = "auto", **options: Any
 ) -> GraphedEncoder:

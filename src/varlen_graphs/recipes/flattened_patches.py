@@ -20,7 +20,7 @@ from varlen_graphs.layouts.lengths import Lengths
 from varlen_graphs.outputs.declared import HIDDEN_STATES, Fields
 from varlen_graphs.outputs.entries import Rows
 from varlen_graphs.recipes.inspection import RUN_ERRORS
-from varlen_graphs.recipes.modes.host_questions import HostQuestions
+from varlen_graphs.recipes.modes.skip_mask_checks import SkipMaskChecks
 from varlen_graphs.recipes.rounding import rounding
 from varlen_graphs.recipes.tower_encoder import TowerEncoder
 from varlen_graphs.recipes.towers import check_loaded, check_parts
@@ -78,7 +78,7 @@ def _forward(
     given = {} if output_hidden_states is None else {"output_hidden_states": output_hidden_states}
     patches = torch.cat([positions.to(pixels.dtype), pixels], dim=-1)
     mask = mask | (torch.arange(mask.shape[1], device=mask.device) == 0)  # as it is, but in made-up calls
-    with HostQuestions():
+    with SkipMaskChecks():
         return tower(patches, attention_mask=mask.float(), **given)
 
 

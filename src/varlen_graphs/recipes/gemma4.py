@@ -27,14 +27,14 @@ from varlen_graphs.layouts.patch_positions import PatchPositions
 from varlen_graphs.outputs.declared import Fields
 from varlen_graphs.outputs.entries import Entries, Rows
 from varlen_graphs.recipes.blocks import project_heads
-from varlen_graphs.recipes.registry import handles
+from varlen_graphs.recipes.registry import register
 from varlen_graphs.recipes.towers import check_parts, output_class
 from varlen_graphs.recipes.vision_tower import recorded
 
 PARTS = ("patch_embedder", "encoder", "pooler")
 
 
-@handles("Gemma4VisionModel")
+@register("Gemma4VisionModel")
 def gemma4(
     tower: Any, budgets: Budgets | None = None, *, attention: AttentionBackend = "auto", **options: Any
 ) -> GraphedEncoder:

@@ -24,14 +24,14 @@ from varlen_graphs.layouts.item_table import ItemTable
 from varlen_graphs.outputs.declared import Declared, Fields
 from varlen_graphs.outputs.entries import Rows
 from varlen_graphs.recipes.blocks import patch_convolution, rms_norm, swiglu
-from varlen_graphs.recipes.registry import handles
+from varlen_graphs.recipes.registry import register
 from varlen_graphs.recipes.towers import attention_buffers, check_parts, item_table, output_class
 from varlen_graphs.recipes.vision_tower import Segments, recorded, run_block, vision_spec, with_next_norm
 
 PARTS = ("patch_embed", "rotary_pos_emb", "blocks", "post_layernorm", "downsample", "merger", "spatial_merge_size")
 
 
-@handles("Glm4vVisionModel", "Glm4vMoeVisionModel", "GlmOcrVisionModel", "Glm5NextVisionModel")
+@register("Glm4vVisionModel", "Glm4vMoeVisionModel", "GlmOcrVisionModel", "Glm5NextVisionModel")
 def glm4v(
     tower: Any,
     budgets: Budgets | None = None,

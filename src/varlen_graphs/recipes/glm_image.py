@@ -20,14 +20,14 @@ from varlen_graphs.layouts.item_table import ItemTable
 from varlen_graphs.outputs.declared import Fields
 from varlen_graphs.outputs.entries import Rows
 from varlen_graphs.recipes.blocks import linear_activation, patch_convolution
-from varlen_graphs.recipes.registry import handles
+from varlen_graphs.recipes.registry import register
 from varlen_graphs.recipes.towers import attention_buffers, check_parts, item_table, output_class
 from varlen_graphs.recipes.vision_tower import Segments, recorded, run_block, with_next_norm
 
 PARTS = ("embeddings", "patch_embed", "blocks", "spatial_merge_size")
 
 
-@handles("GlmImageVisionModel")
+@register("GlmImageVisionModel")
 def glm_image(
     tower: Any, budgets: Budgets | None = None, *, attention: AttentionBackend = "auto", **options: Any
 ) -> GraphedEncoder:

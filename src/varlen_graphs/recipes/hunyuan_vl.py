@@ -25,14 +25,14 @@ from varlen_graphs.outputs.declared import Fields
 from varlen_graphs.outputs.entries import Rows
 from varlen_graphs.outputs.grid_entries import GridEntries
 from varlen_graphs.recipes.blocks import patch_convolution, siglip_layers
-from varlen_graphs.recipes.registry import handles
+from varlen_graphs.recipes.registry import register
 from varlen_graphs.recipes.towers import attention_buffers, check_parts, item_table, output_class
 from varlen_graphs.recipes.vision_tower import recorded
 
 PARTS = ("embeddings", "layers", "patch_merger")
 
 
-@handles("HunYuanVLVisionTransformer")
+@register("HunYuanVLVisionTransformer")
 def hunyuan_vl(
     tower: Any, budgets: Budgets | None = None, *, attention: AttentionBackend = "auto", **options: Any
 ) -> GraphedEncoder:

@@ -26,7 +26,7 @@ from varlen_graphs.layouts.pictures import PictureMask
 from varlen_graphs.outputs.declared import Fields
 from varlen_graphs.outputs.entries import Rows
 from varlen_graphs.recipes.blocks import patch_convolution, siglip_layers
-from varlen_graphs.recipes.registry import handles
+from varlen_graphs.recipes.registry import register
 from varlen_graphs.recipes.towers import attention_buffers, check_parts, output_class
 from varlen_graphs.recipes.vision_tower import recorded
 
@@ -36,7 +36,7 @@ LARGEST = 256
 """Largest number of patches along a side with position ids. Tiles have at most 70, images that are not split 128."""
 
 
-@handles("Idefics2VisionTransformer", "Idefics3VisionTransformer", "SmolVLMVisionTransformer")
+@register("Idefics2VisionTransformer", "Idefics3VisionTransformer", "SmolVLMVisionTransformer")
 def idefics(
     tower: Any, budgets: Budgets | None = None, *, attention: AttentionBackend = "auto", **options: Any
 ) -> GraphedEncoder:

@@ -22,7 +22,7 @@ from varlen_graphs.layouts.item_table import ItemTable
 from varlen_graphs.outputs.declared import Fields
 from varlen_graphs.outputs.entries import Entries, Rows
 from varlen_graphs.recipes.by_batch import by_batch
-from varlen_graphs.recipes.registry import handles
+from varlen_graphs.recipes.registry import register
 from varlen_graphs.recipes.towers import check_parts, item_table, output_class
 from varlen_graphs.recipes.vision_tower import recorded
 
@@ -32,7 +32,7 @@ PATCHES = [16, 64, 256, 1024, 4096]
 PARTS = ("embeddings", "pre_layernorm", "rotary_emb", "layers", "merger")
 
 
-@handles("InklingVisionModel")
+@register("InklingVisionModel")
 def inkling(tower: Any, budgets: Budgets | None = None, **options: Any) -> GraphedEncoder:
     """Graph the vision tower of Inkling.
 
@@ -52,7 +52,7 @@ def inkling(tower: Any, budgets: Budgets | None = None, **options: Any) -> Graph
     return by_batch(tower, DefaultBudgets(PATCHES) if budgets is None else budgets, shape=shape, **options)
 
 
-@handles("Inkling2VisionModel")
+@register("Inkling2VisionModel")
 def inkling2(tower: Any, budgets: Budgets | None = None, **options: Any) -> GraphedEncoder:
     """Graph the vision tower of Inkling 2.
 

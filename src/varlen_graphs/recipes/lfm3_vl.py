@@ -24,14 +24,14 @@ from varlen_graphs.layouts.item_table import ItemTable
 from varlen_graphs.outputs.declared import Fields
 from varlen_graphs.outputs.entries import Rows
 from varlen_graphs.recipes.blocks import add_norm, is_plain
-from varlen_graphs.recipes.registry import handles
+from varlen_graphs.recipes.registry import register
 from varlen_graphs.recipes.towers import attention_buffers, check_parts, output_class
 from varlen_graphs.recipes.vision_tower import Segments, recorded
 
 PARTS = ("patch_embed", "embedding_norm", "rotary_pos_emb", "layers", "spatial_merge_size", "config")
 
 
-@handles("Lfm3VlVisionModel")
+@register("Lfm3VlVisionModel")
 def lfm3_vl(
     tower: Any, budgets: Budgets | None = None, *, attention: AttentionBackend = "auto", **options: Any
 ) -> GraphedEncoder:

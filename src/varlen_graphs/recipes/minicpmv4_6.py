@@ -28,7 +28,7 @@ from varlen_graphs.outputs.declared import Fields
 from varlen_graphs.outputs.entries import Rows
 from varlen_graphs.recipes.blocks import patch_convolution, project_heads, siglip_layers
 from varlen_graphs.recipes.merged_or_whole import MergedOrWhole
-from varlen_graphs.recipes.registry import handles
+from varlen_graphs.recipes.registry import register
 from varlen_graphs.recipes.towers import attention_buffers, block_places, check_parts, output_class
 from varlen_graphs.recipes.vision_tower import Segments, recorded
 
@@ -41,7 +41,7 @@ LARGEST = 1024
 """Largest number of patches along a side with position ids. Slices have about 1024 patches in total."""
 
 
-@handles("MiniCPMV4_6VisionModel", "MiniCPMV4_7VisionModel", "MiniCPMOcrVisionModel")
+@register("MiniCPMV4_6VisionModel", "MiniCPMV4_7VisionModel", "MiniCPMOcrVisionModel")
 def minicpmv4_6(
     tower: Any, budgets: Budgets | None = None, *, attention: AttentionBackend = "auto", **options: Any
 ) -> GraphedEncoder:

@@ -13,7 +13,7 @@ from varlen_graphs.budgets.ladder import Budgets
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import SpecError
 from varlen_graphs.recipes.minicpmv import MiniCPMVTower, minicpmv, pack_slices, takes_sizes
-from varlen_graphs.recipes.registry import METHODS, Method, handles
+from varlen_graphs.recipes.registry import METHODS, Method, register
 from varlen_graphs.recipes.resampler import is_temporal
 from varlen_graphs.recipes.towers import check_parts
 
@@ -21,7 +21,7 @@ PARTS = ("vpm", "resampler", "get_vllm_embedding", "config")
 FEATURES = "vision_hidden_states"
 
 
-@handles("MiniCPMV")
+@register("MiniCPMV")
 def minicpmv_model(model: Any, budgets: Budgets | None = None, **options: Any) -> GraphedEncoder:
     """Graph vision transformer and resampler of a model MiniCPM-V 2.5, 2.6, 4.0 or 4.5.
 

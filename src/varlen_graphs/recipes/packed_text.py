@@ -19,7 +19,7 @@ from varlen_graphs.layouts.mask import Mask
 from varlen_graphs.outputs.declared import HIDDEN_STATES
 from varlen_graphs.recipes.bucketed_text import bucketed_forward, is_bucketed, relative_positions
 from varlen_graphs.recipes.inspection import RUN_ERRORS
-from varlen_graphs.recipes.modes.host_questions import HostQuestions
+from varlen_graphs.recipes.modes.skip_mask_checks import SkipMaskChecks
 from varlen_graphs.recipes.padding_consumers import NOTHING, PaddingConsumers
 from varlen_graphs.recipes.relative_text import is_relative, relative_forward
 from varlen_graphs.recipes.text_encoder import TextEncoder
@@ -103,7 +103,7 @@ def packed_text(
         if [*map(id, text.model.modules())] != [*map(id, parts)]:
             raise SpecError(f"{name} cannot be graphed: it replaces parts of itself as it runs")
         spec, forward, why_padded = _declare(text, calls, expected)
-        options = {"off": _cache_wanted} | options if text.caches() else options
+        options = {"eager_if": _cache_wanted} | options if text.caches() else options
         takes_left = text.ignores_side(calls, expected)
         padding = None if spec.layout.one_row else ReadPadding.of(text)
     except VarlenGraphsError:
@@ -217,7 +217,7 @@ def _own(text: TextModel) -> Run:
         given |= {"position_ids": positions} if takes_positions else {}
         given = {name: part[None] if isinstance(part, Tensor) else part for name, part in given.items()}
         given |= {"cu_seq_lens_q": cu_seqlens, "cu_seq_lens_k": cu_seqlens}
-        with use_attention(model, user=user), HostQuestions():  # the user lives as long as the encoder
+        with use_attention(model, user=user), SkipMaskChecks():  # the user lives as long as the encoder
             out = model.forward(ids[None], max_length_q=max_seqlen, max_length_k=max_seqlen, **given)
         layers = out.get(HIDDEN_STATES) or ()
         states = {HIDDEN_STATES: tuple(layer[0] for layer in layers)} if layers else {}
@@ -235,7 +235,7 @@ def _padded(text: TextModel) -> Forward:
         token_type_ids: Tensor | None = None, output_hidden_states: bool | None = None,
     ) -> Any:  # fmt: skip
         given = _given(caches, token_type_ids, output_hidden_states)
-        with HostQuestions():
+        with SkipMaskChecks():
             return model.forward(input_ids, attention_mask=attention_mask if mask is None else mask, **given)
 
     return forward

@@ -26,7 +26,7 @@ from varlen_graphs.layouts.pictures import PictureSizes
 from varlen_graphs.outputs.declared import Fields
 from varlen_graphs.outputs.entries import Entries
 from varlen_graphs.recipes.blocks import add_norm, patch_convolution, project_heads, rms_norm, swiglu
-from varlen_graphs.recipes.registry import handles
+from varlen_graphs.recipes.registry import register
 from varlen_graphs.recipes.towers import attention_buffers, check_parts, output_class
 from varlen_graphs.recipes.vision_tower import recorded
 
@@ -36,7 +36,7 @@ PACKED = Entries(lambda patches: patches, lambda budget: budget.rows, rows_dim=1
 """`[1, patches, hidden]`, the patches of all images one after another."""
 
 
-@handles("PixtralVisionModel")
+@register("PixtralVisionModel")
 def pixtral(
     tower: Any,
     budgets: Budgets | None = None,

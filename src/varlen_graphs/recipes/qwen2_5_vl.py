@@ -24,7 +24,7 @@ from varlen_graphs.layouts.segments import Windows
 from varlen_graphs.outputs.declared import Declared, Fields
 from varlen_graphs.outputs.entries import Rows
 from varlen_graphs.recipes.blocks import patch_convolution, rms_norm, swiglu
-from varlen_graphs.recipes.registry import handles
+from varlen_graphs.recipes.registry import register
 from varlen_graphs.recipes.towers import attention_buffers, check_parts, output_class
 from varlen_graphs.recipes.vision_tower import Segments, recorded, run_block, vision_spec, with_next_norm
 
@@ -34,7 +34,7 @@ PARTS = (
 )  # fmt: skip
 
 
-@handles("Qwen2_5_VisionTransformerPretrainedModel", "Qwen2_5OmniVisionEncoder")
+@register("Qwen2_5_VisionTransformerPretrainedModel", "Qwen2_5OmniVisionEncoder")
 def qwen2_5_vl(
     tower: Any,
     budgets: Budgets | None = None,

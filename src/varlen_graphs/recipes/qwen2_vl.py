@@ -18,14 +18,14 @@ from varlen_graphs.inputs.patches import Patches
 from varlen_graphs.outputs.declared import Declared, Fields
 from varlen_graphs.outputs.entries import Rows
 from varlen_graphs.recipes.blocks import linear_activation, patch_convolution
-from varlen_graphs.recipes.registry import handles
+from varlen_graphs.recipes.registry import register
 from varlen_graphs.recipes.towers import attention_buffers, check_parts, output_class
 from varlen_graphs.recipes.vision_tower import Segments, recorded, run_block, vision_spec, with_next_norm
 
 PARTS = ("patch_embed", "rotary_pos_emb", "blocks", "merger", "spatial_merge_size")
 
 
-@handles("Qwen2VisionTransformerPretrainedModel")
+@register("Qwen2VisionTransformerPretrainedModel")
 def qwen2_vl(
     tower: Any,
     budgets: Budgets | None = None,

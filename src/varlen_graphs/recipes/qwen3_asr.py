@@ -30,7 +30,7 @@ from varlen_graphs.outputs.grid_entries import GridEntries
 from varlen_graphs.recipes.blocks import whisper_layers
 from varlen_graphs.recipes.chunked_clips import CHUNKS, MISSING, ChunkedClips, TowerOfChunks
 from varlen_graphs.recipes.clips import ClipCuts
-from varlen_graphs.recipes.registry import handles
+from varlen_graphs.recipes.registry import register
 from varlen_graphs.recipes.towers import check_parts, output_class
 from varlen_graphs.recipes.vision_tower import recorded
 
@@ -46,7 +46,7 @@ CONVOLVED = 64
 """Chunks to convolve at once: what the first convolution returns for them takes 200 MB in half precision."""
 
 
-@handles("Qwen3ASREncoder")
+@register("Qwen3ASREncoder")
 def qwen3_asr(
     tower: Any, budgets: Budgets | None = None, *, attention: AttentionBackend = "auto", **options: Any
 ) -> ChunkedClips:

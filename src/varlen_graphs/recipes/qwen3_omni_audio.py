@@ -30,7 +30,7 @@ from varlen_graphs.outputs.declared import Fields
 from varlen_graphs.outputs.entries import Entries
 from varlen_graphs.recipes.blocks import linear_activation, whisper_layers
 from varlen_graphs.recipes.clips import ClipCuts
-from varlen_graphs.recipes.registry import handles
+from varlen_graphs.recipes.registry import register
 from varlen_graphs.recipes.towers import check_parts, output_class, sets_field
 
 PARTS = (
@@ -39,7 +39,7 @@ PARTS = (
 )  # fmt: skip
 
 
-@handles("Qwen3OmniMoeAudioEncoder")
+@register("Qwen3OmniMoeAudioEncoder")
 def qwen3_omni_audio(
     tower: Any, budgets: Budgets | None = None, *, attention: AttentionBackend = "auto", **options: Any
 ) -> GraphedEncoder:

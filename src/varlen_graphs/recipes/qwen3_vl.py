@@ -21,14 +21,14 @@ from varlen_graphs.layouts.item_table import ItemTable
 from varlen_graphs.outputs.declared import Declared, Fields
 from varlen_graphs.outputs.entries import Rows
 from varlen_graphs.recipes.blocks import linear_activation, patch_convolution
-from varlen_graphs.recipes.registry import handles
+from varlen_graphs.recipes.registry import register
 from varlen_graphs.recipes.towers import attention_buffers, check_parts, item_table, output_class
 from varlen_graphs.recipes.vision_tower import Segments, recorded, run_block, vision_spec, with_next_norm
 
 PARTS = ("patch_embed", "pos_embed", "rotary_pos_emb", "blocks", "merger", "spatial_merge_size")
 
 
-@handles(
+@register(
     "Qwen3VLVisionModel", "Qwen3VLMoeVisionModel", "Qwen3_5VisionModel", "Qwen3_5MoeVisionModel",
     "Qwen3OmniMoeVisionEncoder",
 )  # fmt: skip

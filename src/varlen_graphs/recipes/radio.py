@@ -26,7 +26,7 @@ from varlen_graphs.outputs.entries import Items, Rows
 from varlen_graphs.recipes.blocks import project_heads
 from varlen_graphs.recipes.by_batch import by_batch
 from varlen_graphs.recipes.packed_or_batch import PackedOrBatch
-from varlen_graphs.recipes.registry import handles
+from varlen_graphs.recipes.registry import register
 from varlen_graphs.recipes.towers import check_parts, item_table, output_class
 from varlen_graphs.recipes.vision_tower import Segments, recorded
 
@@ -36,7 +36,7 @@ Taps = tuple[Tensor, Tensor]
 """Entries of the position table that each row is made of, int64 `[rows, 4]`, and their weights, float32."""
 
 
-@handles("RadioModel")
+@register("RadioModel")
 def radio(
     tower: Any, budgets: Budgets | None = None, *, attention: AttentionBackend = "auto", **options: Any
 ) -> GraphedEncoder:

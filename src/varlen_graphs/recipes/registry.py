@@ -34,10 +34,10 @@ METHODS: dict[Recipe, Method] = {}
 """Methods that the encoders of some recipes answer, in place of the forward of a tower."""
 
 
-def handles(*class_names: str) -> Callable[[R], R]:
+def register(*class_names: str) -> Callable[[R], R]:
     """Register a recipe for towers of these classes and their subclasses, so that `vg.wrap` finds it.
 
-        @vg.recipes.handles("MyVisionTower")
+        @vg.recipes.register("MyVisionTower")
         def my_tower(tower, budgets=None, **options):
             return vg.GraphedEncoder(tower, budgets, buffer_spec=..., forward=..., **options)
 
@@ -49,12 +49,12 @@ def handles(*class_names: str) -> Callable[[R], R]:
         A decorator that registers a recipe and returns it unchanged.
     """
 
-    def register(recipe: R) -> R:
+    def add(recipe: R) -> R:
         RECIPES.update(dict.fromkeys(class_names, recipe))
         RECIPE_NAMES.update(dict.fromkeys(class_names, recipe.__name__))
         return recipe
 
-    return register
+    return add
 
 
 def recipe_for(tower: object) -> Recipe | None:

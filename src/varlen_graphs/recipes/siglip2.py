@@ -26,13 +26,13 @@ from varlen_graphs.layouts.item_table import ItemTable
 from varlen_graphs.outputs.declared import Fields
 from varlen_graphs.outputs.entries import Items, Rows
 from varlen_graphs.recipes.blocks import linear_activation, siglip_layers
-from varlen_graphs.recipes.registry import handles
+from varlen_graphs.recipes.registry import register
 from varlen_graphs.recipes.towers import attention_buffers, check_parts, item_table, output_class
 
 PARTS = ("embeddings", "encoder", "post_layernorm", "use_head")
 
 
-@handles("Siglip2VisionModel", "Siglip2VisionTransformer")
+@register("Siglip2VisionModel", "Siglip2VisionTransformer")
 def siglip2(
     tower: Any, budgets: Budgets | None = None, *, attention: AttentionBackend = "auto", **options: Any
 ) -> GraphedEncoder:
@@ -97,7 +97,7 @@ def siglip2(
         outputs=Fields(last_hidden_state=Rows(), **({"pooler_output": Items()} if parts.use_head else {})),
         declared_by="recipe",
     )
-    options = {"off": _adapted_head} | options
+    options = {"eager_if": _adapted_head} | options
     return GraphedEncoder(tower, budgets, spec, forward=forward, **options)
 
 

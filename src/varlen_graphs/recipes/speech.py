@@ -17,7 +17,7 @@ from varlen_graphs.errors import SpecError, VarlenGraphsError
 from varlen_graphs.layouts.mask import Mask
 from varlen_graphs.layouts.padded import key_padding_mask, real_rows
 from varlen_graphs.recipes.inspection import RUN_ERRORS
-from varlen_graphs.recipes.modes.alone import Alone, FrameCount
+from varlen_graphs.recipes.modes.masked_conv import FrameCount, MaskedConv
 from varlen_graphs.recipes.padding_consumers import NOTHING, PaddingConsumers
 from varlen_graphs.recipes.speech_encoder import CLIP_MASK, SpeechEncoder
 from varlen_graphs.recipes.speech_model import SpeechModel
@@ -154,7 +154,7 @@ def _forward(model: SpeechModel) -> Callable[..., Any]:
     """Return the tower's own forward, called as a function of the tower."""
 
     def forward(tower: nn.Module, **arguments: Any) -> Any:
-        with Alone():
+        with MaskedConv():
             return tower.forward(**arguments)
 
     return _with_signature(forward, model, str(model.mask))
@@ -178,7 +178,7 @@ def _forward_alone(
             mask = real_rows((count.of(rows) - 1) * count.stride + 1, mask.shape[1]).to(mask.dtype)
         if own_mask is not None:
             arguments[own_mask] = mask
-        with Alone(rows, inside, count if attends else None, pools) as mode:
+        with MaskedConv(rows, inside, count if attends else None, pools) as mode:
             output = tower.forward(**arguments)
         return _without_pieces(fields, output, rows, mode.piece) if pools else output
 

@@ -20,7 +20,7 @@ from varlen_graphs.layouts.padded import real_rows
 from varlen_graphs.outputs.declared import HIDDEN_STATES, Declared, Fields
 from varlen_graphs.outputs.entries import Entries, Items
 from varlen_graphs.recipes.inspection import RUN_ERRORS
-from varlen_graphs.recipes.modes.alone import Alone, FrameCount
+from varlen_graphs.recipes.modes.masked_conv import FrameCount, MaskedConv
 from varlen_graphs.recipes.rounding import rounding
 from varlen_graphs.recipes.towers import device_of
 from varlen_graphs.watch.rules_mode import CaptureRulesMode
@@ -207,7 +207,7 @@ class SpeechModel:
     def _measured(self, rows: int) -> dict[Any, int]:
         """Return the size of each output, by name, and of the time inside, by its place, for one clip."""
         if rows not in self._sizes:
-            with Alone() as mode:
+            with MaskedConv() as mode:
                 output = self._run_one(rows, True)
             fields = self._fields(output).items()
             sizes = {name: part.shape[1] for name, part in fields if part.dim() > 2 or not part.is_floating_point()}

@@ -75,11 +75,11 @@ class TwoEncoders(TowerEncoder):
         if self.second is not None:
             self.second.release()
 
-    def capture_wanted(self, most: int | None = 1) -> list[Budget]:
-        """Capture what calls of either encoder requested; see `GraphedEncoder.capture_wanted`."""
-        done = super().capture_wanted(most)
+    def capture_pending(self, most: int | None = 1) -> list[Budget]:
+        """Capture what calls of either encoder requested; see `GraphedEncoder.capture_pending`."""
+        done = super().capture_pending(most)
         if self.second is not None and (most is None or len(done) < most):
-            done += self.second.capture_wanted(None if most is None else most - len(done))
+            done += self.second.capture_pending(None if most is None else most - len(done))
         return done
 
     def capture_in_background(self) -> "Future[None]":
@@ -108,5 +108,5 @@ class TwoEncoders(TowerEncoder):
 
 def options_of_second(encoder: GraphedEncoder, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of a second encoder: those of the first, and its pool."""
-    own = {name: value for name, value in options.items() if name not in ("forward", "off")}
+    own = {name: value for name, value in options.items() if name not in ("forward", "eager_if")}
     return {"pool": encoder.pool} | own

@@ -25,7 +25,7 @@ from varlen_graphs.outputs.declared import Fields
 from varlen_graphs.outputs.entries import Rows
 from varlen_graphs.outputs.grid_entries import GridEntries
 from varlen_graphs.recipes.blocks import patch_convolution, siglip_layers
-from varlen_graphs.recipes.registry import handles
+from varlen_graphs.recipes.registry import register
 from varlen_graphs.recipes.towers import attention_buffers, check_parts, output_class
 from varlen_graphs.recipes.vision_tower import recorded
 
@@ -33,7 +33,7 @@ PARTS = ("embeddings", "encoder", "post_layernorm", "rotary_pos_emb")
 MERGE = "merge_sizes"
 
 
-@handles("VideoLlama3VisionModel")
+@register("VideoLlama3VisionModel")
 def video_llama3(
     tower: Any, budgets: Budgets | None = None, *, attention: AttentionBackend = "auto", **options: Any
 ) -> GraphedEncoder:

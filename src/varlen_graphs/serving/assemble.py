@@ -13,7 +13,7 @@ from varlen_graphs.checks.values import quoted
 from varlen_graphs.declaration.budgets import default_budgets, resolve_budgets
 from varlen_graphs.declaration.buffer_spec import BufferSpec
 from varlen_graphs.declaration.checks import check_budgets
-from varlen_graphs.declaration.signature import Off, Signature
+from varlen_graphs.declaration.signature import EagerIf, Signature
 from varlen_graphs.errors import SpecError
 from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.graphs.store import GraphStore
@@ -25,9 +25,9 @@ from varlen_graphs.routing.costs import Costs
 from varlen_graphs.routing.enabled import EnabledBudgets
 from varlen_graphs.routing.memory_limit import MemoryLimit
 from varlen_graphs.routing.router import OnMiss, Router
+from varlen_graphs.serving.capture_queue import CaptureQueue
 from varlen_graphs.serving.execute import Executor
 from varlen_graphs.serving.lazy import LazyRouter
-from varlen_graphs.serving.wanted import Wanted
 from varlen_graphs.serving.warm_start import WarmStart
 from varlen_graphs.stats import Stats
 from varlen_graphs.verify.capture_check import check_graphs
@@ -37,7 +37,7 @@ from varlen_graphs.verify.in_service import InService
 
 def check_options(
     module: object, spec: object, forward: object, method: object, backend: object, pool: object, on_miss: object,
-    off: object, capture: object,
+    eager_if: object, capture: object,
 ) -> None:  # fmt: skip
     """Check the types and choices of an encoder's options.
 
@@ -52,7 +52,7 @@ def check_options(
     for name, value, allowed in (("backend", backend, get_args(BackendName)), ("on_miss", on_miss, get_args(OnMiss))):
         if not isinstance(value, str) or value not in allowed:
             raise SpecError(f"{name}={quoted(value)}: expected one of {', '.join(map(repr, allowed))}")
-    for name, function in (("forward", forward), ("off", off)):
+    for name, function in (("forward", forward), ("eager_if", eager_if)):
         if function is not None and not callable(function):
             raise SpecError(f"{name}={quoted(function)}: expected a function, or None")
     if not callable(getattr(module, method, None) if isinstance(method, str) else None):
@@ -68,9 +68,9 @@ def check_options(
 
 def assemble(
     module: nn.Module, budgets: Budgets | None, spec: BufferSpec, *, forward: Callable[..., Any] | None, method: str,
-    backend: BackendName, pool: Pool | None, on_miss: OnMiss, layouts: LayoutCheck | GpuLayouts, off: Off | None,
-    memory: int | str | None, capture: Capture, verify: Verify,
-) -> tuple[Executor, Wanted, WarmStart]:  # fmt: skip
+    backend: BackendName, pool: Pool | None, on_miss: OnMiss, layouts: LayoutCheck | GpuLayouts,
+    eager_if: EagerIf | None, memory: int | str | None, capture: Capture, verify: Verify,
+) -> tuple[Executor, CaptureQueue, WarmStart]:  # fmt: skip
     """Make the parts of an encoder from checked options: the path of a call, captures between calls, the file."""
     chosen = default_budgets(spec.layout) if budgets is None else budgets
     given = chosen.budgets if isinstance(chosen, DefaultBudgets) else chosen
@@ -81,7 +81,7 @@ def assemble(
     stats = Stats()
     enabled = EnabledBudgets(Costs.in_rows(resolved), resolved if isinstance(chosen, DefaultBudgets) else ())
     limit = None if memory is None else MemoryLimit(memory, enabled, stats)
-    signature = Signature(module, forward, spec, off, method)
+    signature = Signature(module, forward, spec, eager_if, method)
     start_triton(module.parameters())
     runs = Forward(module, forward, spec, signature, capture.compile, method)
     mode = Mode(module, backend, pool, runs.beside)
@@ -92,14 +92,14 @@ def assemble(
             runs.check_claim = partial(check_claim, runs, verify.tolerance)
 
     layouts = layouts if isinstance(layouts, GpuLayouts) else GpuLayouts(layouts)
-    wanted = Wanted(store, stats, capture)
+    queue = CaptureQueue(store, stats, capture)
     routes = spec, enabled, on_miss, layouts.min_segment_rows
-    router = Router(*routes) if wanted.requests is None else LazyRouter(*routes, wanted.requests)
+    router = Router(*routes) if queue.requests is None else LazyRouter(*routes, queue.requests)
     verification = InService(verify) if verify.prove or verify.calls else None
     executor = Executor(signature, mode, router, store, stats, layouts=layouts, verification=verification)
-    executor.exact = wanted.exact
+    executor.exact = queue.exact
     store.capturer.prove = partial(check_graphs, executor, verify) if verify.prove else None
     identity = capture.compile, method, getattr(forward, "__qualname__", None)
     warm_start = WarmStart(executor, identity, capture)
     warm_start.load()
-    return executor, wanted, warm_start
+    return executor, queue, warm_start

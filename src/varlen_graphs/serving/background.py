@@ -8,7 +8,7 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 
 from varlen_graphs.capture.pool import Pool
-from varlen_graphs.serving.wanted import Wanted
+from varlen_graphs.serving.capture_queue import CaptureQueue
 
 LOOKS = 0.05
 """Seconds after which a thread that waits for the pool's turn checks that it is still needed."""
@@ -18,32 +18,32 @@ LAST = 30.0
 
 
 class Background(threading.Thread):
-    """Captures what is wanted until its future is cancelled, a capture fails, or the encoder or interpreter ends.
+    """Captures what is queue until its future is cancelled, a capture fails, or the encoder or interpreter ends.
 
     Args:
-        wanted: The graphs to capture; not kept alive while there is nothing to do.
+        queue: The graphs to capture; not kept alive while there is nothing to do.
         pool: The pool whose turn a capture takes.
 
     Attributes:
         future: Pending as long as the thread works. Cancelling it ends the thread; it gets the error that ended it.
     """
 
-    def __init__(self, wanted: Wanted, pool: Pool) -> None:
+    def __init__(self, queue: CaptureQueue, pool: Pool) -> None:
         super().__init__(name="varlen_graphs captures", daemon=True)
         self.future: Future[None] = Future()
-        self._wanted = weakref.ref(wanted, self._wake)
-        self._pending = wanted.pending
+        self._queue = weakref.ref(queue, self._wake)
+        self._pending = queue.pending
         self._pool = pool
         self.future.add_done_callback(self._wake)
 
     @classmethod
-    def of(cls, wanted: Wanted, pool: Pool) -> "Background":
+    def of(cls, queue: CaptureQueue, pool: Pool) -> "Background":
         """Return the thread that captures these graphs; start it if there is none."""
         with _starting:
-            alive = (one for one in [*_running] if one._wanted() is wanted and one.is_alive())
+            alive = (one for one in [*_running] if one._queue() is queue and one.is_alive())
             thread = next((one for one in alive if not one.future.done()), None)
             if thread is None:
-                thread = cls(wanted, pool)
+                thread = cls(queue, pool)
                 thread.start()
                 _running.add(thread)
             return thread
@@ -56,8 +56,8 @@ class Background(threading.Thread):
                 if not self._capture_all():
                     break
         except BaseException as error:
-            if not self.future.cancelled() and (wanted := self._wanted()) is not None:
-                wanted.count_failure(error)  # before whoever waits for the future looks
+            if not self.future.cancelled() and (queue := self._queue()) is not None:
+                queue.count_failure(error)  # before whoever waits for the future looks
             self._end(error)
         else:
             self._end()
@@ -68,17 +68,17 @@ class Background(threading.Thread):
         self.join(LAST)
 
     def _capture_all(self) -> bool:
-        """Capture all that is wanted; return True if there may be more to do."""
+        """Capture all that is queue; return True if there may be more to do."""
         while not self.future.done():
             if not self._pool.lock.acquire(timeout=LOOKS):
                 continue
             try:
-                wanted = self._wanted()
-                if wanted is None:
+                queue = self._queue()
+                if queue is None:
                     return False
-                if not wanted.capture(1):
+                if not queue.capture(1):
                     return True
-                del wanted
+                del queue
             finally:
                 self._pool.lock.release()
         return False

@@ -82,10 +82,10 @@ class ExactGraphs:
         store.check_memory()
         if self._losses != store.losses:  # it had changed, and all was released
             return None
-        one, stand_in = found
-        if least is not None and not self._has_room(stand_in):
+        one, fallback_budget = found
+        if least is not None and not self._has_room(fallback_budget):
             capturer.drop_exact([least])
-        self._capture(one, stand_in)
+        self._capture(one, fallback_budget)
         return one[1]
 
     def _next(self, least: Size | None) -> tuple[Size, Budget] | None:
@@ -96,13 +96,13 @@ class ExactGraphs:
         for one, calls in self._calls.most_common():
             if calls < LEAST_CALLS:
                 break
-            if one in self._left_out or (stand_in := self._stand_in(one)) is None:
+            if one in self._left_out or (fallback_budget := self._fallback_budget(one)) is None:
                 continue
-            if self._has_room(stand_in) or (least is not None and calls >= MUCH_MORE * self._calls[least]):
-                return one, stand_in
+            if self._has_room(fallback_budget) or (least is not None and calls >= MUCH_MORE * self._calls[least]):
+                return one, fallback_budget
         return None
 
-    def _stand_in(self, one: Size) -> Budget | None:
+    def _fallback_budget(self, one: Size) -> Budget | None:
         """Return the budget that calls of a size use; `None` if it has a graph, or none can be captured for it now."""
         store, capturer, (key, size) = self._store, self._store.capturer, one
         graphs, costs = capturer.sets.get(key), store.budgets.costs
@@ -116,18 +116,18 @@ class ExactGraphs:
             return None
         return cheapest(Load(*size), costs)
 
-    def _has_room(self, stand_in: Budget) -> bool:
+    def _has_room(self, fallback_budget: Budget) -> bool:
         """Return True if there may be one more graph, which takes no more memory than that of the budget."""
         store, capturer = self._store, self._store.capturer
         if len(capturer.exact) >= self._most:
             return False
-        return store.limit is None or store.bytes() + capturer.own_bytes().get(stand_in, 0) <= store.limit.most
+        return store.limit is None or store.bytes() + capturer.own_bytes().get(fallback_budget, 0) <= store.limit.most
 
-    def _capture(self, one: Size, stand_in: Budget) -> None:
+    def _capture(self, one: Size, fallback_budget: Budget) -> None:
         """Capture a size; leave it out if that fails, or takes too much memory."""
         store, capturer, (key, size) = self._store, self._store.capturer, one
         try:
-            capturer.capture(key, capturer.inputs[key], [size], stand_in=stand_in)
+            capturer.capture(key, capturer.inputs[key], [size], fallback_budget=fallback_budget)
         except VerificationError:
             raise
         except Exception as error:  # of the module's own code, or the device's memory: calls have the budgets

@@ -242,12 +242,12 @@ class Executor:
                     if source is NOWHERE:
                         arena.load_rows(call, spans, budget, places)
                     outputs = graphs.replay(budget)
-                    if graphs.stand_in is None:
+                    if graphs.fallback_budget is None:
                         self.stats.count_replay(budget, active)  # while the GPU works
                     else:
-                        self.stats.count_exact(graphs.stand_in, active)
-                    self.used[call.key][graphs.stand_in or budget] += 1
-                collected.take(outputs, graphs.extents, spans, items.veils)
+                        self.stats.count_exact(graphs.fallback_budget, active)
+                    self.used[call.key][graphs.fallback_budget or budget] += 1
+                collected.take(outputs, graphs.extents, spans, items.nan_masks)
             if isinstance(items, DeviceItems):
                 items.finish(self.layouts.check == "checked")
             tensors = collected.tensors

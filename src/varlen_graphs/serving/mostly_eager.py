@@ -31,7 +31,7 @@ REMEDIES = {
     PROOF_FAILED: "encoder.verify([call]) says where it differs, after encoder.release()",
     OVER_LIMIT: "allow more by memory=, or give the encoder smaller budgets",
     NOT_CAPTURED: "nobody captures what calls request: call encoder.capture_in_background() at the start, or "
-    "encoder.capture_wanted() between calls",
+    "encoder.capture_pending() between calls",
     HOOKS: "replays run no hooks: remove them, or read hidden states by outputs=",
     TRAINING_CHANGED: "call eval() on the module, or make the encoder in training mode",
     AUTOCAST_CHANGED: AS_MADE,
@@ -77,7 +77,7 @@ class MostlyEager:
             return
         (common, count), *_ = Counter(text for _, text in last).most_common(1)
         last.clear()  # to look again after as many more
-        if common not in self._told and common != self._signature.why_off():
+        if common not in self._told and common != self._signature.why_eager():
             self._told.add(common)
             warn(
                 f"{MOST} of the last {OF_LAST} calls of {self._name} ran eager, {count} of them for this reason: "

@@ -26,10 +26,10 @@ class HostItems:
 
     Attributes:
         everything: The span of all items.
-        veils: See `Collected.take`.
+        nan_masks: See `Collected.take`.
     """
 
-    veils: Mapping[torch.dtype, Tensor] | None = None
+    nan_masks: Mapping[torch.dtype, Tensor] | None = None
 
     def __init__(self, layout: Layout, sizes: Sizes = (), padded: Sequence[int] = ()) -> None:
         self.layout = layout
@@ -60,12 +60,12 @@ class DeviceItems:
 
     Attributes:
         everything: The span of all items.
-        veils: Added to outputs, so that a wrong call does not pass for a right one.
+        nan_masks: Added to outputs, so that a wrong call does not pass for a right one.
     """
 
     def __init__(self, call: Call, checks: GpuChecks) -> None:
         self.everything = Span(0, call.rows.shape[0], 0, call.items)
-        self.veils: Mapping[torch.dtype, Tensor] | None = checks.veils
+        self.nan_masks: Mapping[torch.dtype, Tensor] | None = checks.nan_masks
         # An alias of the sizes, which the graph reads, because others may give the caller's tensor other memory.
         (name, sizes), *_ = call.description.items()
         self._description = {**call.description, name: sizes.detach()}

@@ -32,7 +32,7 @@ class Collected:
         outputs: Sequence[Tensor],
         extents: Sequence[Extent],
         spans: Sequence[tuple[Span, Span]],
-        veils: Mapping[torch.dtype, Tensor] | None = None,
+        nan_masks: Mapping[torch.dtype, Tensor] | None = None,
     ) -> None:
         """Copy the outputs of a run to their places, one launch for each dtype. Queued on the current stream; no sync.
 
@@ -40,13 +40,13 @@ class Collected:
             outputs: The outputs of the run, padding included.
             extents: Their extents.
             spans: Places of the rows and items in the call, and in the run.
-            veils: A scalar to add to floating outputs, for a run of the whole call; see `copies`.
+            nan_masks: A scalar to add to floating outputs, for a run of the whole call; see `copies`.
         """
         if spans[0][0] == self.everything:
             here, active = spans[0][1], []
             for extent, output in zip(extents, outputs, strict=True):
                 active.append(extent.part(output, here))
-            self.tensors = active if self._views else copies(active, veils)
+            self.tensors = active if self._views else copies(active, nan_masks)
             return
         self.tensors = self.tensors or [self._allocate(*pair) for pair in zip(outputs, extents, strict=True)]
         targets, sources = [], []
@@ -62,26 +62,26 @@ class Collected:
         return make(extent.resize(output.shape, extent.size(self.everything))).view(output.dtype)
 
 
-def copies(tensors: Sequence[Tensor], veils: Mapping[torch.dtype, Tensor] | None = None) -> list[Tensor]:
+def copies(tensors: Sequence[Tensor], nan_masks: Mapping[torch.dtype, Tensor] | None = None) -> list[Tensor]:
     """Return contiguous copies of tensors, in one launch for each dtype. Queued on the current stream; no sync.
 
     Zeros keep their signs; a NaN may become another NaN.
 
     Args:
         tensors: The tensors.
-        veils: Scalars to add to floating tensors, by dtype; float32 stands for dtypes that are missing.
+        nan_masks: Scalars to add to floating tensors, by dtype; float32 stands for dtypes that are missing.
     """
     made: list[Tensor] = [*tensors]
     groups = _by_dtype(tensors)
     for at in groups:
         some = [tensors[i] for i in at] if len(groups) > 1 else made
         floating, dtype = some[0].is_floating_point(), some[0].dtype
-        if veils is not None and floating:
-            veil = veils[dtype] if dtype in veils else veils[torch.float32]
+        if nan_masks is not None and floating:
+            nan_mask = nan_masks[dtype] if dtype in nan_masks else nan_masks[torch.float32]
             if dtype.itemsize == 1:  # torch adds no float8
-                new: Sequence[Tensor] = [(x.float() + veil).to(dtype).contiguous() for x in some]
+                new: Sequence[Tensor] = [(x.float() + nan_mask).to(dtype).contiguous() for x in some]
             else:  # by name: the overload for numbers would sync
-                new = torch.ops.aten._foreach_add.Tensor([x.contiguous() for x in some], veil.to(dtype))
+                new = torch.ops.aten._foreach_add.Tensor([x.contiguous() for x in some], nan_mask.to(dtype))
         elif floating and dtype.itemsize > 1 and all(map(Tensor.is_contiguous, some)):
             new = torch._foreach_mul(some, 1)  # allocates and copies in one call, which to clone each does not
         else:

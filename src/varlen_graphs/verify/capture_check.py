@@ -104,8 +104,8 @@ def check_graphs(
     """
     if not budgets:
         return
-    forward, spec, stand_in = check.forward, executor.spec, graphs.stand_in
-    is_new = len(graphs) == len(budgets) and stand_in is None
+    forward, spec, fallback_budget = check.forward, executor.spec, graphs.fallback_budget
+    is_new = len(graphs) == len(budgets) and fallback_budget is None
     with executor.mode.autocast(inputs.device.type), _live_memory_restored(executor.pool):
         samples = Samples(forward, inputs, call, graphs.constants or [])
         replays = Replays(executor, forward, options.tolerance, inputs.device)
@@ -132,7 +132,7 @@ def check_graphs(
     count = len(graphs)
     for budget, why in rejected.items():
         graphs.refuse(budget, why)
-    if (verified := forward.verdict.proven) is not None and stand_in is None:
+    if (verified := forward.verdict.proven) is not None and fallback_budget is None:
         key = spec.key(inputs.statics, inputs.row_shape)
         verified[key] = verified.get(key, True) and not rejected
     if rejected:

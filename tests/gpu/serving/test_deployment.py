@@ -317,7 +317,7 @@ def test_a_fault_ends_all_encoders_of_its_process_and_of_no_other(fault, replica
         encoder(rows, grid_thw=grid)
     faults_on_gpu.{fault}()
     uses = [lambda one=one: one(rows, grid_thw=grid) for one in (encoder, other, unused, lazy)]
-    for use in (*uses, encoder.check, other.capture, lazy.capture_wanted, encoder.release):
+    for use in (*uses, encoder.check, other.capture, lazy.capture_pending, encoder.release):
         print(repr(told(use)), flush=True)
     end_if_broken()
     """,

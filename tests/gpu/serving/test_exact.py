@@ -19,7 +19,7 @@ def test_outputs_are_those_of_an_eager_run_to_the_bit(dtype):
     for layout in LAYOUTS:
         for seed in range(4):
             encoder(pixels_on_gpu(layout, seed, dtype), grid_thw=layout)
-    assert len(encoder.capture_wanted(None)) == len(LAYOUTS)
+    assert len(encoder.capture_pending(None)) == len(LAYOUTS)
     replays = encoder.stats.replays.total()
     for layout in LAYOUTS:
         for seed in range(8):

@@ -30,14 +30,14 @@ def test_budgets_are_captured_between_calls_and_timed_as_they_come(on_device):
     encoder = attention_on_gpu(capture=vg.options.Capture(lazy=True))
     check(encoder, [200], on_device)
     assert encoder.stats.eager == {"not captured yet": 1}
-    assert encoder.capture_wanted() == [BUDGETS[0]]
+    assert encoder.capture_pending() == [BUDGETS[0]]
     assert captured(encoder) == {BUDGETS[0], BUDGETS[-1]}
     assert encoder.costs.measured
     assert set(encoder.executor.store.budgets.measured.replays) == captured(encoder)
     assert set(encoder.costs.replays) == set(BUDGETS)
     check(encoder, [900], on_device)
     for _ in range(4):  # as long as calls want more; one that is faster without a graph wants none
-        encoder.capture_wanted()
+        encoder.capture_pending()
         check(encoder, [900], on_device)
     assert set(encoder.executor.store.budgets.measured.replays) == captured(encoder)
 
@@ -80,7 +80,7 @@ def test_calls_go_on_while_a_thread_captures():
 def test_small_budgets_after_the_largest_take_no_more_of_the_pool():
     encoder = attention_on_gpu(capture=vg.options.Capture(lazy=True))
     check(encoder, [200])
-    encoder.capture_wanted()
+    encoder.capture_pending()
     held = encoder.pool.bytes()
     encoder.capture()
     assert encoder.pool.bytes() <= held + (8 << 20)
@@ -155,7 +155,7 @@ def test_a_second_start_does_not_measure(tmp_path, monkeypatch):
     second = attention_on_gpu(capture=vg.options.Capture(lazy=True, warmup=path))
     assert second.costs.as_json() == first.executor.store.budgets.measured.as_json()
     used = set(first.stats.replays)
-    assert set(second.capture_wanted(None)) == used
+    assert set(second.capture_pending(None)) == used
     assert captured(second) == used | {BUDGETS[-1]}
     second.capture()
     check(second, [900])

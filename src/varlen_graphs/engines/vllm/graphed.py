@@ -65,7 +65,7 @@ def _wrappable(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 def _wrap(path: str, module: nn.Module, config: VllmConfig, settings: Settings) -> str | None:
     """Wrap a module and capture its towers; if one cannot be graphed, none is: return and log the reason."""
     reason = _why_off(config)
-    options = {"capture": Capture(on_change="recapture")} | settings.options | {"off": _always(reason)}
+    options = {"capture": Capture(on_change="recapture")} | settings.options | {"eager_if": _always(reason)}
     try:
         if type(module).__name__ in TOWERS:
             _check(module)

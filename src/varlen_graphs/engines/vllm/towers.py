@@ -29,13 +29,13 @@ from varlen_graphs.inputs.rows import Rows as InputRows
 from varlen_graphs.layouts.grids import GridTHW
 from varlen_graphs.layouts.segments import Per, Windows
 from varlen_graphs.outputs.entries import Rows
-from varlen_graphs.recipes.registry import handles
+from varlen_graphs.recipes.registry import register
 
 TOWERS = ("Qwen2_5_VisionTransformer", "Qwen3_VisionTransformer", "Glm4vVisionTransformer")
 """Names of the classes with a recipe here. Subclasses in vLLM have other metadata."""
 
 
-@handles("Qwen3_VisionTransformer", "Glm4vVisionTransformer")
+@register("Qwen3_VisionTransformer", "Glm4vVisionTransformer")
 def vllm_positions(
     tower: Any, budgets: Budgets | None = None, *, row_dtype: torch.dtype | None = None, **options: Any
 ) -> GraphedEncoder:
@@ -71,7 +71,7 @@ def vllm_positions(
     return _encoder(tower, budgets, row_dtype, buffers, forward, options)
 
 
-@handles("Qwen2_5_VisionTransformer")
+@register("Qwen2_5_VisionTransformer")
 def vllm_windows(
     tower: Any, budgets: Budgets | None = None, *, row_dtype: torch.dtype | None = None, **options: Any
 ) -> GraphedEncoder:

@@ -7,5 +7,5 @@ check_items = operator(
     reference.check_items,
     fake=lambda *_: None,
     cuda=launcher(__package__, "check_items"),
-    changes=("table", "status", "veil"),
+    changes=("table", "status", "nan_mask"),
 )

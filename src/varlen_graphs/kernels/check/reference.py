@@ -15,8 +15,8 @@ are several, the first in this order is reported.
 
 
 def check_items(
-    header: Tensor, table: Tensor, padding: Tensor, status: Tensor, veil: Tensor, least: int, merge: int, multiple: int,
-    segments: int, longest: int, frames: bool, whole: bool, window: int,
+    header: Tensor, table: Tensor, padding: Tensor, status: Tensor, nan_mask: Tensor, least: int, merge: int,
+    multiple: int, segments: int, longest: int, frames: bool, whole: bool, window: int,
 ) -> None:  # fmt: skip
     """Validate the items of a call in place; turn the rest of the table, or all of an invalid one, into padding.
 
@@ -31,7 +31,8 @@ def check_items(
         padding: A padding item, int64 `[3 + columns]`.
         status: int64 `[6]`. Set to `(call, code, item, got, expected, count)` if the table is invalid, with item -1 for
             a fault of the whole table, and `count` one more than before; unchanged otherwise.
-        veil: float32 `[]`. Set to NaN if the table is invalid, and to -0.0 otherwise: adding -0.0 changes no number.
+        nan_mask: float32 `[]`. Set to NaN if the table is invalid, and to -0.0 otherwise: adding -0.0 changes no
+            number.
         least: Smallest size, 0 or 1.
         merge: Divisor of `h` and `w` of each item.
         multiple: Divisor of the rows of each item.
@@ -47,7 +48,7 @@ def check_items(
     call, items, rows, unseen, address = header.tolist()
     if address and table.is_cuda:
         raise ValueError("the reference reads memory of the host: expected the table there")
-    veil.fill_(-0.0)
+    nan_mask.fill_(-0.0)
     if not unseen:
         return
     if address:
@@ -57,7 +58,7 @@ def check_items(
     found = _first_fault(table[:items].tolist(), rows, least, merge, multiple, segments, longest, frames, whole, window)
     if found:
         table[:] = padding
-        veil.fill_(torch.nan)
+        nan_mask.fill_(torch.nan)
         status.copy_(torch.tensor([call, *found, int(status[5]) + 1], device=status.device))
         return
     table[:items, :3] *= (item_rows(table[:items]) > 0)[:, None]

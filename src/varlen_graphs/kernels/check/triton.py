@@ -13,13 +13,13 @@ LONGEST = tl.constexpr(reference.LONGEST)
 
 
 def check_items(
-    header: Tensor, table: Tensor, padding: Tensor, status: Tensor, veil: Tensor, least: int, merge: int, multiple: int,
-    segments: int, longest: int, frames: bool, whole: bool, window: int,
+    header: Tensor, table: Tensor, padding: Tensor, status: Tensor, nan_mask: Tensor, least: int, merge: int,
+    multiple: int, segments: int, longest: int, frames: bool, whole: bool, window: int,
 ) -> None:  # fmt: skip
     """Run `reference.check_items` in one launch. The table must be contiguous."""
     capacity, width = table.shape
     launch(_check_items, (1,),
-        header, table, padding, status, veil, least, merge, multiple, segments, longest, capacity,
+        header, table, padding, status, nan_mask, least, merge, multiple, segments, longest, capacity,
         FRAMES=frames, WHOLE=whole, WINDOW=window, WIDTH=width, BLOCK=triton.next_power_of_2(capacity),
     )  # fmt: skip
 
@@ -49,21 +49,21 @@ def _size(p_item, address, at: tl.constexpr, i_item, items, other: tl.constexpr)
 
 @triton.jit(do_not_specialize=["least", "merge", "multiple", "segments", "longest", "capacity"])
 def _check_items(
-    p_header, p_table, p_padding, p_status, p_veil, least, merge, multiple, segments, longest, capacity,
+    p_header, p_table, p_padding, p_status, p_nan_mask, least, merge, multiple, segments, longest, capacity,
     FRAMES: tl.constexpr, WHOLE: tl.constexpr, WINDOW: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     # Stored by its bits: a constant of -0.0 loses its sign in Triton 3.6.
-    tl.store(p_veil, tl.full([], -(2**31), tl.int32).to(tl.float32, bitcast=True))
+    tl.store(p_nan_mask, tl.full([], -(2**31), tl.int32).to(tl.float32, bitcast=True))
     if tl.load(p_header + 3) != 0:
         _check_unseen(
-            p_header, p_table, p_padding, p_status, p_veil, least, merge, multiple, segments, longest, capacity,
+            p_header, p_table, p_padding, p_status, p_nan_mask, least, merge, multiple, segments, longest, capacity,
             FRAMES, WHOLE, WINDOW, WIDTH, BLOCK,
         )  # fmt: skip
 
 
 @triton.jit
 def _check_unseen(
-    p_header, p_table, p_padding, p_status, p_veil, least, merge, multiple, segments, longest, capacity,
+    p_header, p_table, p_padding, p_status, p_nan_mask, least, merge, multiple, segments, longest, capacity,
     FRAMES: tl.constexpr, WHOLE: tl.constexpr, WINDOW: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     items = tl.load(p_header + 1)
@@ -132,7 +132,7 @@ def _check_unseen(
     for i_column in tl.static_range(WIDTH):
         tl.store(p_table + o_item + i_column, tl.load(p_padding + i_column), mask=m_padding)
     if wrong:
-        tl.store(p_veil, float("nan"))
+        tl.store(p_nan_mask, float("nan"))
         tl.store(p_status, tl.load(p_header))
         tl.store(p_status + 1, code)
         tl.store(p_status + 2, item)

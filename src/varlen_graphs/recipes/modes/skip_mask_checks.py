@@ -20,7 +20,7 @@ WARNING = "warn_if_padding_and_no_attention_mask"
 _TORCH = str(Path(torch.__file__).parent)
 
 
-def is_question(func: Any) -> bool:
+def is_mask_check(func: Any) -> bool:
     """Return True if code of transformers calls a torch function to ask one of these questions.
 
     Code under `torch.compile`, which cannot tell its caller, asks none.
@@ -38,7 +38,7 @@ def is_question(func: Any) -> bool:
     return frame is not None and frame.f_code.co_name == WARNING
 
 
-class HostQuestions(TorchFunctionMode):
+class SkipMaskChecks(TorchFunctionMode):
     """Function mode of a forward that says no to these questions, so that the host reads no tensor.
 
     Masks stay, even those that mask nothing, and nothing is warned of.
@@ -46,14 +46,14 @@ class HostQuestions(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run a torch function."""
-        return False if is_question(func) else func(*args, **(kwargs or {}))
+        return False if is_mask_check(func) else func(*args, **(kwargs or {}))
 
 
 def keeps_masks(run: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function of a tower as `run` is, in which transformers leaves out no masks."""
 
     def function(tower: nn.Module, **arguments: Any) -> Any:
-        with HostQuestions():
+        with SkipMaskChecks():
             return run(tower, **arguments)
 
     function.__signature__ = signature(run)  # type: ignore[attr-defined]

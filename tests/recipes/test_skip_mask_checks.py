@@ -2,8 +2,8 @@
 
 import torch
 
-from varlen_graphs.recipes.modes.alone import Alone
-from varlen_graphs.recipes.modes.host_questions import HostQuestions
+from varlen_graphs.recipes.modes.masked_conv import MaskedConv
+from varlen_graphs.recipes.modes.skip_mask_checks import SkipMaskChecks
 
 
 def test_code_under_the_modes_compiles_whole():
@@ -12,6 +12,6 @@ def test_code_under_the_modes_compiles_whole():
             return torch.nn.functional.softmax(mask.float(), dim=-1) * mask.all()
 
     mask = torch.ones(3, 4, dtype=torch.bool)
-    for mode in (HostQuestions, Alone):
+    for mode in (SkipMaskChecks, MaskedConv):
         compiled = torch.compile(run, backend="eager", fullgraph=True)
         torch.testing.assert_close(compiled(mode, mask), run(mode, mask))

@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from varlen_graphs.errors import SpecError
 from varlen_graphs.layouts.padded import real_rows
-from varlen_graphs.recipes.modes.host_questions import is_question
+from varlen_graphs.recipes.modes.skip_mask_checks import is_mask_check
 
 CONVOLUTIONS = (torch.conv1d, torch.conv2d)
 
@@ -43,10 +43,10 @@ class FrameCount:
         return frames * (rows >= self.least) if self.least else frames
 
 
-class Alone(TorchFunctionMode):
+class MaskedConv(TorchFunctionMode):
     """Function mode of the forward of a speech encoder.
 
-    What transformers asks about masks on the host gets the answer no, as under `HostQuestions`. With `counts`, padded
+    What transformers asks about masks on the host gets the answer no, as under `SkipMaskChecks`. With `counts`, padded
     convolutions see zeros past the end of each clip, and group norms see its frames alone. With `keys`, so does
     attention, be it over all frames or in blocks of frames. With `pools`, a mask that is pooled marks a piece of it
     only if all frames of the piece are real: a clip alone has no other pieces.
@@ -77,7 +77,7 @@ class Alone(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run a torch function."""
         kwargs = kwargs or {}
-        if is_question(func):
+        if is_mask_check(func):
             return False
         if func is F.scaled_dot_product_attention and self._rows is not None and self._keys is not None:
             return _attention(self._rows, self._keys, *args, **kwargs)

@@ -14,7 +14,7 @@ from varlen_graphs.stats import Stats
 LOGGER = logging.getLogger("varlen_graphs")
 
 
-class Wanted:
+class CaptureQueue:
     """The graphs to capture between calls: budgets that calls requested, and then sizes that recur.
 
     Args:
