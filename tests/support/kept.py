@@ -168,7 +168,7 @@ RESULTS = [
     (itertools.count, repr),
     (itertools.cycle | type(iter([])), lambda own: list(itertools.islice(copy.deepcopy(own), 10))),
     (types.GeneratorType, lambda own: dict(own.gi_frame.f_locals) if own.gi_frame else None),
-    (type(ctypes.c_int(0)).__mro__[-2], lambda own: own.value),
+    (type(ctypes.c_int(0)).__mro__[-2], bytes),
     (type(functools.lru_cache(repr)), lambda own: own.cache_info().currsize),
     (property, lambda own: (own.fget, own.fset)),
     (staticmethod | classmethod, lambda own: own.__func__),

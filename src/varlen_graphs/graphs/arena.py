@@ -253,26 +253,35 @@ class Arena:
         Two proportions of rows and items, with few rows each, because a module may have a limit of its own; but as many
         as an item needs to have entries in all outputs.
         """
-        spec, probes = self._spec, []
-        unit = spec.row_multiple
-        few = max(-(-PROBE_ROWS // unit) * unit, spec.shortest, spec.smallest)
         several = min(3, len(self.table))
-        proportions = ((several + 1, 1), (several, 1)) if spec.layout.one_row else ((1, 2 * few), (several, few))
-        for items, wanted in proportions:
-            rows = max(unit, min(wanted, self._longest // unit * unit))
-            item = sample_item(spec.layout, rows, spec.layout.merge)
-            layout = Layout((item,) * items, rows if spec.layout.padded else 0, spec.layout.grouped)
-            budget = spec.exact_budget(layout)
-            host = {
-                b.name: torch.full(b.capacity(budget), b.pad, dtype=b.dtype, device=self.table.device)
-                for b in spec.host_buffers
-            }
-            values = torch.tensor(layout.items, device=self.table.device)
-            shape = (*self._extent.shape(budget), *self.rows.shape[1:])
-            probe_rows = torch.full(shape, self._pad, dtype=self.rows.dtype, device=self.rows.device)
-            host |= self._inputs.pads(budget)
-            probes.append((probe_rows, spec.item_table(values, budget), host))
-        return probes
+        if self._spec.layout.one_row:
+            return [self._probe(several + 1, 1), self._probe(several, 1)]
+        few = max(-(-PROBE_ROWS // self._spec.row_multiple) * self._spec.row_multiple, self._least)
+        return [self._probe(1, 2 * few), self._probe(several, few)]
+
+    def smallest_probe(self) -> tuple[Tensor, ItemTable, dict[str, Tensor]]:
+        """Return one item of as few rows as an item may have."""
+        return self._probe(1, self._least)
+
+    @property
+    def _least(self) -> int:
+        return max(self._spec.row_multiple, self._spec.shortest, self._spec.smallest)
+
+    def _probe(self, items: int, wanted: int) -> tuple[Tensor, ItemTable, dict[str, Tensor]]:
+        spec, unit = self._spec, self._spec.row_multiple
+        rows = max(unit, min(wanted, self._longest // unit * unit))
+        item = sample_item(spec.layout, rows, spec.layout.merge)
+        layout = Layout((item,) * items, rows if spec.layout.padded else 0, spec.layout.grouped)
+        budget = spec.exact_budget(layout)
+        host = {
+            b.name: torch.full(b.capacity(budget), b.pad, dtype=b.dtype, device=self.table.device)
+            for b in spec.host_buffers
+        }
+        values = torch.tensor(layout.items, device=self.table.device)
+        shape = (*self._extent.shape(budget), *self.rows.shape[1:])
+        probe_rows = torch.full(shape, self._pad, dtype=self.rows.dtype, device=self.rows.device)
+        host |= self._inputs.pads(budget)
+        return probe_rows, spec.item_table(values, budget), host
 
     def load_sample(self, budget: Budget) -> None:
         """Load items that fill a budget, for warm-up and capture; integer rows and host buffers hold their pads."""

@@ -1,5 +1,6 @@
 """Check on shadows that what a module keeps between calls changes no output: a graph would not follow it."""
 
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -9,11 +10,13 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from varlen_graphs.declaration.call import Call
 from varlen_graphs.errors import CaptureError, VarlenGraphsError
 from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.outputs.parts import Parts, flatten
+from varlen_graphs.watch.leaves import tensors_in
 from varlen_graphs.watch.lines import UNKNOWN_LINE, user_lines
 from varlen_graphs.watch.made_up_run import run_made_up
 from varlen_graphs.watch.rules import written_arguments
@@ -59,6 +62,7 @@ class StateCheck:
     Args:
         forward: The forward.
         runs: Returns the function that runs a forward.
+        of_an_item: Runs a forward on an item that is as short as can be.
 
     Attributes:
         forward: The forward over the shadow on which all runs beside captures are made.
@@ -66,8 +70,11 @@ class StateCheck:
         kept: Paths of what every run changes, and that changes no output; known in the end.
     """
 
-    def __init__(self, forward: Forward, runs: Callable[[Forward], Run]) -> None:
+    def __init__(
+        self, forward: Forward, runs: Callable[[Forward], Run], of_an_item: Callable[[Forward], Parts]
+    ) -> None:
         self._original = forward
+        self._of_an_item = of_an_item
         self._name = type(forward.module).__name__
         self._runs = runs
         self._shadow = Shadow(forward.module)
@@ -76,21 +83,30 @@ class StateCheck:
         self.written: set[int] = set()
         self.kept: list[str] = []
         self._first: list[Tensor] = []
+        self._versions = _versions(self._shadow.shared)
 
-    def begin(self, at_capacity: Callable[[Forward], object] | None = None) -> None:
+    def begin(self, at_capacity: Callable[[Forward], object] | None, is_first: bool) -> None:
         """Run the forward once, and on other shadows if that changed something; then at the capacity of a budget.
+
+        Args:
+            at_capacity: Runs a forward so; the capture tells what is wrong then.
+            is_first: True if the module itself has not run before.
 
         Raises:
             CaptureError: The module writes to its parameters, registers what depends on its rows, or lets the rows of
                 one run change the output of the next.
         """
         writes = _Writes(self._name, self._shadow)
-        self._first = run_under(lambda: _tensors(self._run(1)), writes)
+        first = run_under(lambda: self._run(1), writes)
+        self._first = _tensors(first)
+        del first
+        if is_first and writes.keeps_outside(self.forward, self._shadow):
+            raise_changed_outside(self._original)
         if changed := self._shadow.changes():
             self._compare(changed)
         if at_capacity is not None:
-            with suppress(Exception):  # the capture tells
-                run_under(lambda: at_capacity(self.forward), writes)
+            with suppress(Exception):
+                run_under(partial(at_capacity, self.forward), writes)
         self.written = {
             address_of(original)
             for _, original, clone in self._shadow.cloned
@@ -105,12 +121,18 @@ class StateCheck:
         Raises:
             CaptureError: It is so on a new shadow, too.
         """
+        self._short(self.forward)
         again, writes = self._again()
         if not _equal(self._first, again):
-            one, other = (output for _, _, output in (self._fresh(1), self._fresh(1)))
-            allowed = ROUNDING * max(_apart(one, other), _precision(again))
+            (*_, one), (*_, other) = self._fresh(1), self._fresh(1)
+            if _versions(self._shadow.shared) != self._versions:
+                return None  # somebody updates the weights meanwhile, which graphs follow
+            noise, precision = _apart(one, other), _precision(again)
+            if noise > precision**0.5:  # both have drawn the same random numbers
+                raise_changed_outside(self._original)
+            allowed = ROUNDING * max(noise, precision)
             if _apart(self._first, again) <= allowed:
-                return None  # it draws random numbers, or rounds in another way once a cache is filled
+                return None  # it rounds in another way once a cache is filled
             if _apart(self._first, one) > allowed:
                 raise_changed_outside(self._original)
             return self._evidence("after other calls", self._shadow.changes())
@@ -119,6 +141,10 @@ class StateCheck:
         lists = [(one, len(one.own)) for one in changed if isinstance(one.own, list | deque)]
         if not (changed or writes.written):
             return None
+        fresh = self._original.on(Shadow(self._original.module))
+        one, other = self._short(fresh), self._short(fresh)
+        if one is not None and other is not None and _apart(one, other) > ROUNDING * _precision(one):
+            return self._evidence("after a first call of few rows", [one.path for one in changed])
         if not all(_equal(self._again()[0], again) for _ in range(FEW)):
             return self._evidence("after a few more calls", [one.path for one in changed])
         moved = [one.path for one, value in zip(changed, before, strict=True) if _extrapolate(one, value)]
@@ -145,7 +171,17 @@ class StateCheck:
             "capture. Compute in each call what depends on the call."
         )
 
+    def _short(self, forward: Forward) -> list[Tensor] | None:
+        """Run a short item, always with the same random numbers, if the forward takes it."""
+        if forward.random is not None:
+            forward.random.restart()
+        with suppress(Exception):  # it may need more rows
+            return run_under(lambda: _tensors(self._of_an_item(forward)), _Writes(self._name, self._shadow))
+        return None
+
     def _again(self) -> tuple[list[Tensor], "_Writes"]:
+        if self.forward.random is not None:
+            self.forward.random.restart()
         writes = _Writes(self._name, self._shadow)
         return run_under(lambda: _tensors(self._run(1)), writes), writes
 
@@ -191,6 +227,7 @@ class _Writes(RunMode):
         self.written: set[int] = set()
         self._name = name
         self._shadow = shadow
+        self._made: dict[int, tuple[weakref.ref[torch.UntypedStorage], bool]] = {}  # by address, whether of sizes alone
         self._shared = {*map(address_of, shadow.shared)} - {0}
 
     def run_operator(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -204,7 +241,29 @@ class _Writes(RunMode):
                     f"  at {next(user_lines(), UNKNOWN_LINE)}\n{REMEDY}"
                 )
             self.written.add(address)
-        return func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        inputs = tensors_in(args, kwargs)
+        of_sizes = all(self._made.get(address_of(one), (None, False))[1] for one in inputs)
+        for made in tree_leaves(result):
+            if isinstance(made, Tensor) and (address := address_of(made)):
+                self._made[address] = weakref.ref(local_tensor(made).untyped_storage()), of_sizes
+        return result
+
+    def keeps_outside(self, forward: Forward, shadow: Shadow) -> bool:
+        """Return True if something that runs computed of rows lives on, and neither shadow nor forward holds it."""
+        made = {address for address, (own, of_sizes) in self._made.items() if own() is not None and not of_sizes}
+        if not made:
+            return False
+        walk = Shadow(shadow.module, ())
+        for name, value in forward.beside.items():
+            walk.of(value, name)
+        held = {address_of(one.value) for one in walk.held if isinstance(one.value, Tensor)}
+        return bool(made - held)
+
+
+def _versions(tensors: Sequence[Tensor]) -> list[int]:
+    """Return how often tensors were written, where torch counts that."""
+    return [one._version for one in tensors if not one.is_inference()]
 
 
 def _copy(value: Any) -> Any:

@@ -5,7 +5,6 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -28,9 +27,8 @@ from varlen_graphs.graphs.dependencies import Dependencies
 from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.graphs.gpu_checks import GpuChecks
 from varlen_graphs.graphs.graph_set import GraphSet, reason_of
-from varlen_graphs.outputs.parts import SizeError
+from varlen_graphs.outputs.parts import Parts, SizeError
 from varlen_graphs.routing.enabled import CAPTURE_FAILED, EnabledBudgets
-from varlen_graphs.watch.made_up_run import run_made_up
 from varlen_graphs.watch.shadow import Shadow
 from varlen_graphs.watch.sharded import mesh_of
 
@@ -145,7 +143,7 @@ class Capturer:
                 defaults=self._budgets.defaults, allowance=None if fallback_budget else self._allowance,
             )  # fmt: skip
             try:
-                check = StateCheck(self._forward, self._runs(arena, statics, call))
+                check = self._check(arena, statics, call)
                 if not len(graphs):  # later graphs of a set go by what its first ones have shown
                     check = self._begun(check, arena, statics, call, max(budgets))
                     self._written[key] = self._written.get(key, set()) | check.written
@@ -300,13 +298,17 @@ class Capturer:
             self._compiled[key] = made
         return made
 
-    def _runs(self, arena: Arena, statics: dict[str, Any], call: Call | None) -> Callable[[Forward], Run]:
-        """Return the runs of a call, or of a made-up item if there is none."""
+    def _check(self, arena: Arena, statics: dict[str, Any], call: Call | None) -> StateCheck:
+        """Return a check by runs of a call, or of a made-up item if there is none."""
 
         def runs(forward: Forward) -> Run:
-            return partial(BoundForward(forward, statics, self._mode).run_probe, arena.probes()[0])
+            bound = BoundForward(forward, statics, self._mode)
+            return lambda which: bound.run_probe(arena.probes()[0], which)  # each with an item table of its own
 
-        return runs if call is None else runs_of(call)
+        def of_an_item(forward: Forward) -> Parts:
+            return BoundForward(forward, statics, self._mode).run_probe(arena.smallest_probe(), which=2)
+
+        return StateCheck(self._forward, runs if call is None else runs_of(call), of_an_item)
 
     def _begun(
         self, check: StateCheck, arena: Arena, statics: dict[str, Any], call: Call | None, budget: Budget
@@ -319,22 +321,20 @@ class Capturer:
         def at_capacity(forward: Forward) -> None:
             arena.load_sample(budget)
             assert self.checks is not None  # noqa: S101 - made ahead
-            rows, table, given = self.checks.view(arena, budget)
-            bound = BoundForward(forward, statics, self._mode)
-            run_made_up(partial(bound, rows, table, given, compiled=False), arena.rows.device)
+            BoundForward(forward, statics, self._mode).run_probe(self.checks.view(arena, budget), which=2)
 
         is_bounded = budget not in self._budgets.defaults  # the allowance is for runs of others
         autocast = self._mode.autocast(arena.rows.device.type)
         with self.agreement.attempt() as attempt, self.agreement.rehearsal(), autocast:
             try:
-                check.begin(at_capacity if is_bounded else None)
+                check.begin(at_capacity if is_bounded else None, is_first=call is None)
             except SizeError as error:
                 shadow = Shadow(self._forward.module)
                 raise BoundForward(self._forward.on(shadow), statics, self._mode).explained(arena, error) from error
         if (failure := attempt.take()) is not None:
             if call is None:
                 raise failure.error
-            made_up = StateCheck(self._forward, self._runs(arena, statics, None))
+            made_up = self._check(arena, statics, None)
             return self._begun(made_up, arena, statics, None, budget)
         return check
 

@@ -13,7 +13,7 @@ from varlen_graphs.errors import CaptureError, SpecError
 from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.outputs.parts import Parts
 from varlen_graphs.watch.made_up_run import MadeUpRun, OutOfRangeError, run_made_up
-from varlen_graphs.watch.thread_modes import run_under
+from varlen_graphs.watch.thread_modes import run_under, unwatched
 
 ID_LIMIT = 1024
 """Integer rows are below this, and below the size of every table of the module, which they may index."""
@@ -30,20 +30,19 @@ def run_on_sample(
         SpecError: Values of padding, or defaults, that are declared are no indices that the module takes.
     """
     spec = forward.spec
-    sample = other_values(
-        rows, which, valid_ids(forward, spec.packed.pad, rows.dtype, spec.packed.normalize is not None)
-    )
-    beside = {}
-    for one in spec.inputs:
-        if one.name in given:
-            tensor = given[one.name]
-            if which == 0 and one.default is not None:
-                tensor = torch.full_like(tensor, one.default)
-            beside[one.name] = other_values(tensor, which, valid_ids(forward, one.pad, tensor.dtype))
+    with unwatched():  # whoever watches the run takes these for what calls bring
+        ids = valid_ids(forward, spec.packed.pad, rows.dtype, spec.packed.normalize is not None)
+        sample, beside = other_values(rows, which, ids), {}
+        for one in spec.inputs:
+            if one.name in given:
+                tensor = given[one.name]
+                if which == 0 and one.default is not None:
+                    tensor = torch.full_like(tensor, one.default)
+                beside[one.name] = other_values(tensor, which, valid_ids(forward, one.pad, tensor.dtype))
     given = given | beside
-    ids = bool(spec.layout.columns) or not all(tensor.is_floating_point() for tensor in (sample, *given.values()))
+    has_ids = bool(spec.layout.columns) or not all(tensor.is_floating_point() for tensor in (sample, *given.values()))
     made_up = partial(run, sample, given=given)
-    checked = partial(run_made_up, made_up, sample.device) if ids else made_up
+    checked = partial(run_made_up, made_up, sample.device) if has_ids else made_up
     if which > 1:
         return checked()
     try:

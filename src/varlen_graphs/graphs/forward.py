@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -34,6 +35,7 @@ from varlen_graphs.layouts.span import Span
 from varlen_graphs.outputs.declared import extents
 from varlen_graphs.outputs.entries import filled
 from varlen_graphs.outputs.parts import Parts, check_extents, clear_gaps, flatten, with_padding
+from varlen_graphs.watch.random_stream import RandomStream
 from varlen_graphs.watch.shadow import Shadow
 
 MODULE = "the module itself"
@@ -91,6 +93,7 @@ class Forward:
         spec: As given.
         compiled: The compiled forward, if there is one.
         verdict: Findings of checks.
+        random: The random numbers of runs of a shadow; `None` for the module itself.
         check_claim: Called with a call and the module's own output before that answers in place of the function, once
             for each set of static arguments; raises if the function computes something else. `None` lets it answer.
     """
@@ -111,6 +114,7 @@ class Forward:
         self.function, self.spec = function, spec
         self._signature = signature
         self.verdict = Verdict()
+        self.random: RandomStream | None = None
         self.check_claim: Callable[[Call, Any], None] | None = None
         self._buffers = spec.buffers
         self.compiled = CompiledForward(self._run) if compile else None
@@ -125,6 +129,7 @@ class Forward:
         own._buffers = tuple(shadow.of(buffer, buffer.name) for buffer in self._buffers)
         own._threads = set()
         own.check_claim = None
+        own.random = RandomStream(self.device)
         own.compiled = None if self.compiled is None else CompiledForward(own._run)
         return own
 
@@ -187,11 +192,13 @@ class Forward:
         captured = partial(self.compiled, budget) if budget and self.compiled else None
         if self.function is None:
             args, arguments = self._signature.as_passed(positional, arguments)
-            return (captured or self.itself)(*args, **arguments)
+            with self.random or nullcontext():
+                return (captured or self.itself)(*args, **arguments)
         thread = threading.get_ident()
         self._threads.add(thread)
         try:
-            return (captured or partial(self.function, self.module))(**arguments)
+            with self.random or nullcontext():
+                return (captured or partial(self.function, self.module))(**arguments)
         finally:
             self._threads.discard(thread)
 
@@ -409,7 +416,7 @@ class Forward:
 
     def _run_itself(self, positional: int, grad: bool, arguments: dict[str, Any]) -> Any:
         args, arguments = self._signature.as_passed(positional, arguments)
-        with torch.set_grad_enabled(grad):
+        with torch.set_grad_enabled(grad), self.random or nullcontext():
             return self.itself(*args, **arguments)
 
     def _run(self, **arguments: Any) -> Any:

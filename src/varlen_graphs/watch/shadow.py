@@ -3,6 +3,7 @@
 A run of the shadow writes into the shadow what a module keeps between calls: nothing has to be undone.
 """
 
+import ctypes
 import io
 import itertools
 import random
@@ -33,7 +34,7 @@ MOST_ENTRIES = 10_000
 """Length of a container above which its entries are shared: it holds data, not parts."""
 
 _ATOMS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
-_CONTAINERS = (dict, list, set, deque, bytearray)
+_CONTAINERS = (dict, list, set, deque)
 _ITERATORS: tuple[type, ...] = (
     itertools.count,
     itertools.repeat,
@@ -41,8 +42,10 @@ _ITERATORS: tuple[type, ...] = (
     type(iter(())),
     type(iter(range(0))),
 )
-_COPYABLE = (*_ITERATORS, array, random.Random, io.StringIO, io.BytesIO)
+_COPYABLE = (*_ITERATORS, random.Random, io.StringIO, io.BytesIO)
 """Types of C whose objects `copy.copy` copies with their state."""
+
+_OF_C = (ctypes._SimpleCData, ctypes.Array, ctypes.Structure, ctypes.Union)
 
 _LIBRARIES = frozenset({"numpy", "torch", "triton", "varlen_graphs"})
 _OF_PLAIN = ("__new__", "__reduce__", "__reduce_ex__", "__getattribute__")
@@ -122,6 +125,21 @@ class Cloned(NamedTuple):
     clone: Tensor
 
 
+class _Memory(NamedTuple):
+    """Memory of an object of the host, such as an array, and that of its copy, in bytes."""
+
+    original: Tensor
+    own: Tensor
+
+    def of(self, tensor: Tensor) -> tuple[torch.UntypedStorage, int] | None:
+        """Return the copy of the storage of a tensor and its offset there; `None` if it lies elsewhere."""
+        start = address_of(tensor) - self.original.data_ptr()
+        inside = 0 <= start <= start + tensor.untyped_storage().nbytes() <= len(self.original)
+        if not inside or tensor.device.type != "cpu" or start % tensor.itemsize:
+            return None
+        return self.own.untyped_storage(), start // tensor.itemsize + tensor.storage_offset()
+
+
 class Shadow:
     """A copy of a module with parts, objects and containers of its own.
 
@@ -159,6 +177,8 @@ class Shadow:
         self.cloned: list[Cloned] = []
         self._registered = set[int]()
         self._storages: dict[int, torch.UntypedStorage | None] = {}  # clones by address; `None` for shared ones
+        self._memories: list[_Memory] = []
+        self._tensors: list[Cloned] = []  # all, and what stands for them in the copy
         self._waiting: deque[Callable[[], None]] = deque()
         parameters = [*module.parameters()]
         self._on_gpu = any(one.is_cuda for one in parameters)
@@ -241,7 +261,7 @@ class Shadow:
             return self._note(value, value if frozen == value else frozen)
         if (code := self._copy_code(value, path)) is not _ABSENT:
             return code
-        return self._copy_object(value, path) if _is_plain(kind) else self._copy_other(value)
+        return self._copy_object(value, path) if _is_plain(kind) else self._copy_other(value, path)
 
     def _copy_part(self, part: nn.Module, path: str, place: Place | None) -> Any:
         kind = type(part)
@@ -263,18 +283,47 @@ class Shadow:
         self._waiting.append(partial(self._fill_object, value, own, path))
         return own
 
-    def _copy_other(self, value: Any) -> Any:
+    def _copy_other(self, value: Any, path: str) -> Any:
         """Return a copy of a value of C where its state can be copied; else the value."""
         kind, numpy = type(value), sys.modules.get("numpy")
         if kind is torch.Generator:
             return self._note(value, value.clone_state())
+        if kind in (array, bytearray) or issubclass(kind, _OF_C) or (numpy and kind is numpy.ndarray):
+            return self._note(value, self._copy_memory(value, path))
         own = value
         with suppress(TypeError):  # newer Pythons copy no iterators
-            if kind in _COPYABLE or (numpy is not None and kind is numpy.ndarray):
+            if kind in _COPYABLE:
                 own = copy(value)
-            elif kind is itertools.cycle or (numpy is not None and kind in _generators_of(numpy)):
+            elif kind is itertools.cycle or (numpy and kind in _generators_of(numpy)):
                 own = deepcopy(value)  # a shallow copy turns the original
         return self._note(value, own)
+
+    def _copy_memory(self, value: Any, path: str) -> Any:
+        """Return a copy of numbers in memory, which copies of tensors share as their originals do."""
+        kind = type(value)
+        base = value.base if kind not in (array, bytearray) and not issubclass(kind, _OF_C) else None
+        if type(base) is kind and base.flags.c_contiguous:  # a view of an array
+            offset = _start_of(value) - _start_of(base)
+            return kind(value.shape, value.dtype, self._copy(base, path), offset, value.strides)
+        own = kind.from_buffer_copy(value) if issubclass(kind, _OF_C) else copy(value)
+        if kind in (array, bytearray):
+            self._copied.append(_Copied(path, own, _entries(own)))
+        with suppress(TypeError, ValueError, AttributeError, BufferError):  # empty, read-only, or of other than numbers
+            memory = _Memory(_bytes_in(value), _bytes_in(own))
+            self._memories.append(memory)
+            if kind not in (array, bytearray):  # those may be given other memory
+                self.cloned.append(Cloned(path, *memory))
+            for one in self._tensors:
+                self._share(one, memory)
+        return own
+
+    def _share(self, one: Cloned, memory: _Memory) -> bool:
+        """Let the copy of a tensor lie in the memory of a copied object, if the tensor lies in that of the object."""
+        found = memory.of(one.original) if self._clones is None or address_of(one.original) in self._clones else None
+        if found is not None:
+            with torch.inference_mode(False), torch.no_grad():
+                one.clone.set_(*found, one.original.shape, one.original.stride())
+        return found is not None
 
     def _fill_object(self, value: Any, own: Any, path: str) -> None:
         start = f"{path}." if path else ""
@@ -403,6 +452,8 @@ class Shadow:
             with torch.inference_mode(tensor.is_inference()):
                 alias = nn.Parameter(tensor.detach(), tensor.requires_grad)  # its form may change by itself
             vars(alias).update(vars(tensor))
+            self._tensors.append(Cloned(path, tensor, alias))
+            any(self._share(self._tensors[-1], memory) for memory in self._memories)
             return alias
         if not self._may_clone(tensor):
             self.shared.append(tensor)
@@ -428,6 +479,8 @@ class Shadow:
         clone.requires_grad_(tensor.requires_grad)
         vars(clone).update(vars(tensor))
         self.cloned.append(Cloned(path, tensor, clone))
+        self._tensors.append(self.cloned[-1])
+        any(self._share(self._tensors[-1], memory) for memory in self._memories)
         return clone
 
     def _may_clone(self, tensor: Tensor) -> bool:
@@ -486,6 +539,23 @@ def _is_plain(kind: type) -> bool:
         return False
     own = all(getattr(kind, name) is getattr(object, name) for name in _OF_PLAIN)
     return own and not hasattr(kind, "__del__")
+
+
+def _start_of(array: Any) -> int:
+    """Return the address of an array of numpy."""
+    start: int = array.__array_interface__["data"][0]
+    return start
+
+
+def _bytes_in(value: Any) -> Tensor:
+    """Return the memory of an object of the host, writable as it is.
+
+    Raises:
+        TypeError, ValueError: It has none, or it can only be read.
+    """
+    if memoryview(value).readonly:
+        raise ValueError("read-only")
+    return torch.frombuffer(value, dtype=torch.uint8)
 
 
 def _generators_of(numpy: Any) -> tuple[type, ...]:

@@ -242,6 +242,51 @@ class ArrayThatSharesATensor(Stateful):
         return self.lin(x) + self.shared
 
 
+class ArrayOfATensor(Stateful):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("shared", torch.zeros(8))
+        self.offsets = self.shared.numpy()[2:6]
+
+    def forward(self, x):
+        self.offsets += 0.5
+        return self.lin(x) + self.shared
+
+
+class BytesThatSharesATensor(Stateful):
+    def __init__(self):
+        super().__init__()
+        self.numbers = bytearray(8)
+        self.register_buffer("shared", torch.frombuffer(self.numbers, dtype=torch.uint8))
+
+    def forward(self, x):
+        self.numbers[0] = min(self.numbers[0] + 1, 200)
+        return self.lin(x) * self.shared[0]
+
+
+class WeightOfAnArray(Stateful):
+    def __init__(self):
+        super().__init__()
+        self.numbers = numpy.ones(8, dtype=numpy.float32)
+        self.scale = nn.Parameter(torch.from_numpy(self.numbers))
+
+    def forward(self, x):
+        y = self.lin(x) * self.scale
+        self.numbers += 0.5
+        return y
+
+
+class StructureOfC(Stateful):
+    def __init__(self):
+        super().__init__()
+        kind = type("Kept", (ctypes.Structure,), {"_fields_": [("rows", ctypes.c_int), ("factor", ctypes.c_float)]})
+        self.kept = kind(0, 1.0)
+
+    def forward(self, x):
+        self.kept.factor += 0.5
+        return self.lin(x) * self.kept.factor
+
+
 class ArrayOfPython(Stateful):
     def __init__(self):
         super().__init__()

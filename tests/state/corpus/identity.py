@@ -23,9 +23,7 @@ ITSELF = []
 
 
 class FindsItselfInARegistry(InCode):
-    """Another object than itself is not found there."""
-
-    harmless = True
+    """Copies of it are not found there, and fail."""
 
     def __init__(self):
         super().__init__()

@@ -151,6 +151,29 @@ class InitialisedByTheFirstLongCall(Stateful):
         return self.lin(x) if self.mean is None else self.lin(x - self.mean)
 
 
+class InitialisedByTheFirstShortCall(Stateful):
+    def __init__(self):
+        super().__init__()
+        self.mean = None
+
+    def forward(self, x):
+        if self.mean is None and len(x) < 5:
+            self.mean = x.mean(0)
+        return self.lin(x) if self.mean is None else self.lin(x - self.mean)
+
+
+class ForgetsAfterAShortCall(Stateful):
+    """The first short call alone has another output."""
+
+    def __init__(self):
+        super().__init__()
+        self.short = False
+
+    def forward(self, x):
+        before, self.short = self.short, self.short or len(x) < 6
+        return self.lin(x) if before == self.short else -self.lin(x)
+
+
 class TablesByLengthFilledAnew(Stateful):
     """The table of a length is made of the rows of its first call."""
 
