@@ -225,7 +225,7 @@ def _wrong_eager(forward: Forward, samples: Samples, graphs: GraphSet, largest: 
         (layouts.many_items(spec), check_in_parts, "plain"),
         (layouts.uneven(spec), check_in_parts, "uneven"),
     ]
-    if samples.calls.integers():
+    if samples.calls.has_integers:
         checks.append((layouts.even(spec), check_eager, "repeated"))
     if forward.may_leave_out:
         checks.append((layouts.even(spec), check_left_out, "plain"))
@@ -241,8 +241,7 @@ def _wrong_eager(forward: Forward, samples: Samples, graphs: GraphSet, largest: 
             return why
     with agreement.attempt() as attempt:
         lengths = layouts.single(spec, largest) if spec.counts_rows else ()
-        numbers = samples.calls.numbers[0]
-        check_lengths(forward, (next(samples.calls.of(layout, numbers=numbers)) for layout in lengths))
+        check_lengths(forward, (next(samples.calls.of(layout)) for layout in lengths))
     return _mismatch(attempt.take())
 
 

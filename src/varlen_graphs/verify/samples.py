@@ -28,10 +28,6 @@ MOST_SECONDS = 3.0
 """Seconds that an eager run may take which shows what the replays of graphs do not; there are up to twenty."""
 
 
-class _NanError(VerificationError):
-    """Raised if a module returns nothing but NaN for synthetic rows."""
-
-
 class SampleRun(NamedTuple):
     """An example that no caller brought.
 
@@ -69,14 +65,13 @@ class Samples:
         self.calls = SyntheticCalls(forward, inputs, call)
         self.known: dict[Layout, SampleRun] = {}
         self.seconds_per_row = 0.0
-        self._runs = False  # True once the module took some numbers
 
     def first(
         self, layouts: Iterable[Layout], kind: Kind = "plain", by_module: bool = False, itself: bool = True
     ) -> SampleRun:
         """Return a call of the first items that the declared forward takes; `by_module` of the first that both take.
 
-        With rows so that the output is not NaN, if that can be: any NaN equals it.
+        And whose output is not NaN, if that can be: any NaN equals it.
 
         Args:
             layouts: Items, the best first.
@@ -88,30 +83,26 @@ class Samples:
             SpecError: The output holds other Python values than those that graphs return.
             Exception: The error of the first layout, if the forward takes none.
         """
-        layouts, error = [*layouts], None
         declared: SampleRun | None = None
         blind: SampleRun | None = None  # some output of it is NaN, but not all are
+        error: Exception | None = None
         known = self.known if kind == "plain" and itself else {}
-        for numbers in [*self.calls.numbers]:
-            for layout in layouts:
-                made = partial(self._run, itself=itself, alone=kind == "uneven")
-                for sample in [known[layout]] if layout in known else map(made, self.calls.of(layout, kind, numbers)):
-                    if isinstance(sample, Exception):
-                        error = error or sample
-                        continue
-                    check_constants(sample.output.constants, self._constants)
-                    worst, best = nan_shares(sample.output.tensors)
-                    if worst > MOST_NAN and layout not in known:
-                        error = error if isinstance(error, _NanError) else _NanError(BLIND)
-                        blind = blind or (sample if best <= MOST_NAN else None)
-                    elif by_module and self._declares(sample.example):
-                        declared = declared or sample
-                    else:
-                        known[layout], self._runs = sample, True
-                        self.calls.numbers.sort(key=lambda one: one != numbers)
-                        return sample
-            if declared is not None or (self._runs and not isinstance(error, _NanError)):
-                break  # what the module refuses is not the numbers
+        run = partial(self._run, itself=itself, alone=kind == "uneven")
+        for layout in layouts:
+            for sample in [known[layout]] if layout in known else map(run, self.calls.of(layout, kind)):
+                if isinstance(sample, Exception):
+                    error = error or sample
+                    continue
+                check_constants(sample.output.constants, self._constants)
+                worst, best = nan_shares(sample.output.tensors)
+                if worst > MOST_NAN and layout not in known:
+                    error = error or VerificationError(BLIND)
+                    blind = blind or (sample if best <= MOST_NAN else None)
+                elif by_module and self._declares(sample.example):
+                    declared = declared or sample
+                else:
+                    known[layout] = sample
+                    return sample
         if (other := declared or blind) is None:
             raise error or LookupError("there is no layout to try")
         known[other.example.layout] = other

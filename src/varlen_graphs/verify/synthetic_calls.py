@@ -23,21 +23,24 @@ from varlen_graphs.outputs.entries import Extent, Items, filled
 Kind = Literal["plain", "repeated", "uneven"]
 """Kind of the numbers in synthetic rows, see `SyntheticCalls.of`."""
 
-Numbers = Literal["of the call", "normal", "between 0 and 1", "above 1"]
-"""Range of the numbers: those of a call, or random ones. Modules that take logarithms or roots need positive ones."""
-
 FEW_IDS = 2
 """Number of integers in calls where these come again: a module may compare those of items."""
 
 MANY_IDS = 16
 """Number of integers that a call has at least where they show enough."""
 
+MOST_ENTRIES, MOST_NUMBERS = 1024, 1 << 20
+"""Entries, and numbers in them, that are drawn at random for a tensor: they come again, floating ones as others."""
+
+STEP = 5
+"""Rows by which an item begins later each time that the items of the call come again."""
+
 GOLDEN = 0.618034
 """Multiples of it are spread evenly between integers."""
 
 
 class _Tensor(NamedTuple):
-    """Form of a tensor to make: its extent, the shape and dtype of an entry, valid integers, pad, and its number."""
+    """Form of a tensor to make: its extent, the shape and dtype of an entry, valid integers, and its pad."""
 
     name: str
     extent: Extent
@@ -45,7 +48,6 @@ class _Tensor(NamedTuple):
     dtype: torch.dtype
     ids: range
     pad: float
-    number: int
 
     @property
     def floating(self) -> bool:
@@ -59,72 +61,55 @@ class SyntheticCalls:
     Args:
         forward: The forward.
         inputs: The static arguments, the shape of rows, and the device.
-        call: The call to take rows from; `None` if there is none.
+        call: The call to take rows from; without one they are random.
 
     Attributes:
-        numbers: Ranges of numbers to try, the most plausible first.
+        has_integers: True if the rows, or tensors beside them, are integers.
     """
 
     def __init__(self, forward: Forward, inputs: CaptureInputs, call: Call | None) -> None:
         spec, packed = forward.spec, forward.spec.packed
         self._spec, self._inputs = spec, inputs
         ids = valid_ids(forward, packed.pad, forward.row_dtype, packed.normalize is not None)
-        rows = _Tensor(packed.name, spec.row_extent, inputs.row_shape, forward.row_dtype, ids, packed.pad, 0)
-        self._tensors = [rows]
-        for at, (one, extent) in enumerate(spec.input_extents, start=1):
+        self._tensors = [_Tensor(packed.name, spec.row_extent, inputs.row_shape, forward.row_dtype, ids, packed.pad)]
+        for one, extent in spec.input_extents:
             dtype = forward.input_dtype(one)
             ids = valid_ids(forward, one.pad, dtype)
-            self._tensors.append(_Tensor(one.name, extent, one.shape, dtype, ids, one.pad, at))
-        self.numbers: list[Numbers] = ["normal"]
-        if any(one.dtype.is_floating_point for one in self._tensors):
-            self.numbers += ["between 0 and 1", "above 1"]
-        self._call: Call | None = None
-        self._source: dict[str, Tensor] = {}
-        if call is not None:
-            self._take(replace(call))
+            self._tensors.append(_Tensor(one.name, extent, one.shape, dtype, ids, one.pad))
+        self.has_integers = not all(one.floating for one in self._tensors)
+        self._layout = None if call is None else read_layout(spec, call := replace(call))
+        telling, valid = dict[str, Tensor](), dict[str, Tensor]()
+        for at, one in enumerate(self._tensors):
+            taken = None if call is None else self._taken(one, call.inputs.get(one.name) if at else call.rows)
+            drawn = _random(one, at, inputs.device)
+            telling[one.name] = drawn if taken is None or not _shows(one, taken, is_row=not at) else taken
+            pad = drawn if one.floating else torch.full_like(drawn[:1] if one.extent.dims else drawn, one.pad)
+            valid[one.name] = pad if taken is None else taken
+        self._sources = [telling, valid] if self.has_integers else [telling]
 
-    def _take(self, call: Call) -> None:
-        """Take the entries of a call: those of real rows, if they show something."""
-        layout = read_layout(self._spec, call)
-        for one in self._tensors:
-            tensor = call.inputs.get(one.name) if one.number else call.rows
-            if tensor is None:
-                continue
-            tensor = tensor.detach().to(self._inputs.device, one.dtype)
-            if one.floating and one.dtype.itemsize < 4:
-                tensor = tensor.float()  # torch lacks operators for some dtypes
-            if one.extent.gaps:
-                tensor = tensor[real_rows(torch.tensor(layout.rows, device=tensor.device), tensor.shape[1])]
-            if not one.number and one.floating and bool((tensor == tensor[:1]).all()):
-                tensor = tensor[:1]
-            ids = not (one.floating or one.number or one.dtype in (torch.bool, torch.uint8))
-            if bool(tensor.any()) if one.floating else not ids or len(tensor.unique()) >= MANY_IDS:
-                self._source[one.name] = tensor
-        self._call = call
-        self.numbers = ["of the call", *self.numbers[:1]]
+    def _taken(self, one: _Tensor, tensor: Tensor | None) -> Tensor | None:
+        """Return the entries of a tensor of the call, those of padding left out."""
+        if tensor is None or self._layout is None:
+            return None
+        tensor = tensor.detach().to(self._inputs.device, one.dtype)
+        if one.extent.gaps:
+            tensor = tensor[real_rows(torch.tensor(self._layout.rows, device=tensor.device), tensor.shape[1])]
+        return _wide(one, tensor)
 
-    def integers(self) -> bool:
-        """Return True if the rows, or tensors beside them, are integers."""
-        return not all(one.floating for one in self._tensors)
-
-    def of(self, layout: Layout, kind: Kind = "plain", numbers: Numbers = "normal") -> Iterator[Call]:
-        """Yield calls of these items. If some tensors are integers, another one has their declared pads in all entries.
+    def of(self, layout: Layout, kind: Kind = "plain") -> Iterator[Call]:
+        """Yield calls of these items: the most telling one, and if some tensors are integers, one with valid integers.
 
         Args:
             layout: The items.
-            kind: If `"repeated"`, integers of the first call are few, which come again in every item. If `"uneven"`,
-                rows are larger in the first third of the items than in others, and half of the items consist of one
-                row.
-            numbers: Range of the numbers.
+            kind: If `"repeated"`, integers are few, which come again in every item. If `"uneven"`, rows are larger in
+                the first third of the items than in others, and half of the items consist of one row.
         """
-        yield self._make(layout, kind, numbers, pads=False)
-        if self.integers():
-            yield self._make(layout, kind, numbers, pads=True)
+        return (self._make(layout, kind, source) for source in self._sources)
 
-    def _make(self, layout: Layout, kind: Kind, numbers: Numbers, pads: bool) -> Call:
+    def _make(self, layout: Layout, kind: Kind, source: dict[str, Tensor]) -> Call:
         spec, packed = self._spec, self._spec.packed
         statics, row_shape, device = self._inputs
-        made = {one.name: self._entries(one, layout, kind, numbers, pads) for one in self._tensors}
+        made = {one.name: self._entries(one, layout, kind, source[one.name]) for one in self._tensors}
         rows = made.pop(packed.name)
         description = _describe(spec, layout, device)
         if spec.mask is not None:
@@ -135,22 +120,18 @@ class SyntheticCalls:
         original |= {one.name: one.as_argument(made[one.name]) for one in spec.inputs}
         return Call(rows, description, dict(statics), spec.key(statics, row_shape), original, None, inputs=made)
 
-    def _entries(self, one: _Tensor, layout: Layout, kind: Kind, numbers: Numbers, pads: bool) -> Tensor:
+    def _entries(self, one: _Tensor, layout: Layout, kind: Kind, source: Tensor) -> Tensor:
         """Return entries as a call brings them: a batch to pack is still padded; past the end of texts are pads."""
         spec, extent = self._spec, one.extent
-        shape = [*extent.size(Span.of(layout)), *one.shape]
-        if pads and not one.floating:
-            made = torch.full(shape, one.pad, dtype=one.dtype, device=self._inputs.device)
-        elif kind == "repeated" and not one.floating and shape:
-            made = _repeated(one, shape, self._inputs.device)
-        elif numbers == "of the call" and one.name in self._source:
-            made = self._of_call(one, layout, shape)
-        else:
-            made = _random(one, shape, self._inputs.device)
-            if one.dtype.is_floating_point:
-                made = _moved(made.float(), numbers).to(one.dtype)
-        is_rows = one.number == 0
-        if kind == "uneven" and is_rows and (one.floating or spec.packed.normalize or one.dtype == torch.uint8):
+        if not extent.dims:
+            return source.to(one.dtype)
+        if kind == "repeated" and not one.floating:
+            source = source.flatten().unique()
+            middle = max(0, min(len(source) // 2, len(source) - FEW_IDS))  # ids at both ends may be special tokens
+            source = source[middle : middle + FEW_IDS].view(-1, *[1] * len(one.shape)).expand(-1, *one.shape)
+        made = self._drawn(one, layout, source).to(one.dtype).view(*extent.size(Span.of(layout)), *one.shape)
+        is_row = extent is spec.row_extent and one is self._tensors[0]
+        if kind == "uneven" and is_row and (one.floating or spec.packed.normalize or one.dtype == torch.uint8):
             made = _uneven(made, layout)
         if extent.gaps and (spec.layout.clean_padding or not one.floating):
             made = filled(made, ~real_rows(torch.tensor(layout.rows, device=made.device), layout.longest), one.pad)
@@ -160,40 +141,55 @@ class SyntheticCalls:
         padded = padded if spec.layout.pictures else (layout.longest,)
         return spec.of_batch(pad_rows(made, item_sizes(layout, padded), padded))
 
-    def _of_call(self, one: _Tensor, layout: Layout, shape: Sequence[int]) -> Tensor:
-        """Return entries of the call: those of an item from the first one of an item there on.
-
-        Where they come again, the numbers of a row are others: turned, and smaller.
-        """
-        source, call = self._source[one.name], self._call
-        if not one.extent.dims:
-            return source.to(one.dtype)
-        assert call is not None  # noqa: S101 - entries are those of a call
-        assert call.layout is not None  # noqa: S101 - its items were read
+    def _drawn(self, one: _Tensor, layout: Layout, source: Tensor) -> Tensor:
+        """Return entries one after the other: an item begins as one of the call; numbers that come again are others."""
         by_item = isinstance(one.extent, Items)
-        own = torch.tensor([1] * len(call.layout) if by_item else call.layout.rows, device="cpu")
         counts = [1] * len(layout) if by_item else [layout.length] * len(layout) if one.extent.gaps else layout.rows
-        starts, count = own.cumsum(0) - own, torch.tensor(counts, device="cpu")
-        item = torch.arange(len(count), device="cpu").repeat_interleave(count)
-        row = torch.arange(len(item), device="cpu") - (count.cumsum(0) - count)[item]
-        place = starts[item % len(starts)] + row
-        times = (item // len(starts) + place // len(source)).to(source.device)
+        count = torch.tensor(counts, device="cpu")
+        place, times = (
+            torch.arange(sum(counts), device="cpu"),
+            torch.zeros(sum(counts), dtype=torch.int64, device="cpu"),
+        )
+        if self._layout is not None and not by_item:
+            item = torch.arange(len(count), device="cpu").repeat_interleave(count)
+            own = torch.tensor(self._layout.rows, device="cpu")
+            times = item // len(own)
+            place = place - (count.cumsum(0) - count)[item] + (own.cumsum(0) - own)[item % len(own)] + STEP * times
+        times = (times + place // len(source)).to(source.device)
         taken = source[(place % len(source)).to(source.device)]
-        if one.number == 0 and one.shape and (one.floating or one.dtype == torch.uint8):
+        if one.shape and (one.floating or one.dtype == torch.uint8):
             flat = taken.flatten(1)
             turned = (torch.arange(flat.shape[1], device=flat.device) + times[:, None]) % flat.shape[1]
-            taken = flat.gather(1, turned).view(taken.shape)
-            if one.floating:
-                taken = taken * (1 - times * GOLDEN % 1 / 2).view(-1, *[1] * len(one.shape))
-        return taken.view(*shape).to(one.dtype)
+            taken = flat.gather(1, turned)
+        if one.floating:
+            taken = taken * (1 - times * GOLDEN % 1 / 2).view(-1, *[1] * (taken.dim() - 1))
+        return taken
 
 
-def _moved(normal: Tensor, numbers: Numbers) -> Tensor:
-    """Return normally distributed numbers, moved into a range."""
-    if numbers == "above 1":
-        return normal.abs() + 1.0625
-    between: Tensor = torch.special.ndtr(normal)
-    return between * 0.9 + 0.05 if numbers == "between 0 and 1" else normal
+def _shows(one: _Tensor, taken: Tensor, is_row: bool) -> bool:
+    """Return True if entries differ enough to show what a module does with them."""
+    if one.floating:
+        return bool((taken != taken[:1]).any()) or (len(taken) == 1 and bool(taken.any()))
+    return not is_row or one.dtype in (torch.bool, torch.uint8) or len(taken.unique()) >= MANY_IDS
+
+
+def _wide(one: _Tensor, tensor: Tensor) -> Tensor:
+    """Return a tensor in a dtype that torch has all operators for."""
+    return tensor.float() if one.floating and one.dtype.itemsize < 4 else tensor
+
+
+def _random(one: _Tensor, seed: int, device: torch.device) -> Tensor:
+    """Return random entries in the dtype that calls bring; leaves the default generator alone."""
+    generator, ids = torch.Generator(device).manual_seed(seed), one.ids
+    count = max(1, min(MOST_ENTRIES, MOST_NUMBERS // max(1, prod(one.shape))))
+    shape = [*[count] * bool(one.extent.dims), *one.shape]
+    if one.floating:
+        drawn = torch.complex64 if one.dtype.is_complex else torch.float32
+        return _wide(one, torch.randn(shape, generator=generator, device=device, dtype=drawn).to(one.dtype))
+    if prod(one.shape) > 1 or not one.extent.dims:
+        return torch.randint(ids.start, ids.stop, shape, generator=generator, device=device).to(one.dtype)
+    order = torch.randperm(len(ids), generator=generator, device=device)  # as few equal entries as possible
+    return (ids.start + order).view(-1, *one.shape).to(one.dtype)
 
 
 def _describe(spec: BufferSpec, layout: Layout, device: torch.device) -> dict[str, Any]:
@@ -224,22 +220,3 @@ def _uneven(rows: Tensor, layout: Layout) -> Tensor:
     scale = torch.where(item < len(layout) // 3, 4.0, 0.125) / (1 if rows.is_floating_point() else 4)
     wide = rows.float()  # torch lacks operators for some dtypes
     return (torch.where(item % 2 == 1, wide[:1, :1] if layout.length else wide[:1], wide) * scale).to(rows.dtype)
-
-
-def _repeated(one: _Tensor, shape: Sequence[int], device: torch.device) -> Tensor:
-    """Return integers of which few differ."""
-    middle = max(0, min(len(one.ids) // 2, len(one.ids) - FEW_IDS))  # ids at both ends may be special tokens
-    few = torch.tensor([*one.ids[middle : middle + FEW_IDS]], device=device)
-    return few[torch.arange(prod(shape), device=device) % len(few)].view([*shape]).to(one.dtype)
-
-
-def _random(one: _Tensor, shape: Sequence[int], device: torch.device) -> Tensor:
-    """Return random entries in the dtype that calls bring; leaves the default generator alone."""
-    generator, ids = torch.Generator(device).manual_seed(one.number), one.ids
-    if one.floating:
-        drawn = torch.complex64 if one.dtype.is_complex else torch.float32
-        return torch.randn([*shape], generator=generator, device=device, dtype=drawn).to(one.dtype)
-    if prod(one.shape) > 1:
-        return torch.randint(ids.start, ids.stop, tuple(shape), generator=generator, device=device).to(one.dtype)
-    order = torch.randperm(len(ids), generator=generator, device=device)  # as few equal entries as possible
-    return (ids.start + order[torch.arange(prod(shape), device=device) % len(order)]).view([*shape]).to(one.dtype)
