@@ -222,7 +222,7 @@ def test_verify_tells_why_a_budget_was_refused():
         encoder.verify([{"x": rows_for([6]), "lengths": [6]}])
 
 
-def test_made_up_calls_that_the_module_refuses_are_replaced_by_simpler_ones():
+def test_synthetic_calls_that_the_module_refuses_are_replaced_by_simpler_ones():
     class Images(Attention):
         def forward(self, x, grid_thw, cu_seqlens, max_seqlen):
             return super().forward(x, cu_seqlens, max_seqlen)
@@ -246,7 +246,7 @@ def test_made_up_calls_that_the_module_refuses_are_replaced_by_simpler_ones():
     assert encoder.stats.replays.total() == 1
 
 
-def test_a_module_whose_made_up_calls_all_fail_is_not_trusted():
+def test_a_module_whose_synthetic_calls_all_fail_is_not_trusted():
     def fails(layout):
         if layout.items != ((1, 1, 7),):
             raise ValueError("never seen")
@@ -291,7 +291,7 @@ def test_graphs_whose_proof_was_interrupted_are_not_used(error):
 
     class Interrupted(Attends):
         def forward(self, x):
-            if len(x) == 127 and (pending := next(interrupts, None)):  # the rows of a made-up call
+            if len(x) == 68 and (pending := next(interrupts, None)):  # the rows of a synthetic call
                 raise pending
             return super().forward(x)
 

@@ -3,11 +3,10 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from varlen_graphs.budgets.budget import Budget
 from varlen_graphs.buffers import AttentionMask
-from varlen_graphs.capture.agreement import Failure
 from varlen_graphs.capture.pool import Pool
 from varlen_graphs.declaration.buffer_spec import BufferSpec
 from varlen_graphs.declaration.call import Call
@@ -26,6 +25,8 @@ from varlen_graphs.verify.eager_checks import check_eager, check_in_parts, check
 from varlen_graphs.verify.error_locator import ErrorLocator
 from varlen_graphs.verify.samples import SampleRun, Samples
 from varlen_graphs.verify.synthetic_calls import Kind
+
+Result = TypeVar("Result")
 
 FEW_ROWS = (
     "Only calls with an item of fewer than {0} rows were wrong. If the module needs that many of each, declare "
@@ -104,36 +105,25 @@ def check_graphs(
     """
     if not budgets:
         return
-    forward, spec, fallback_budget = check.forward, executor.spec, graphs.fallback_budget
-    is_new = len(graphs) == len(budgets) and fallback_budget is None
     with executor.mode.autocast(inputs.device.type), _live_memory_restored(executor.pool):
-        samples = Samples(forward, inputs, call, graphs.constants or [])
-        replays = Replays(executor, forward, options.tolerance, inputs.device)
-        failing = partial(_failing, replays, samples, graphs, forward)
-        cases = Case.of_each(spec, budgets)
-        for_all = Case.of_a_set(spec, budgets) if is_new else []
-        richer = {case.budget for case in for_all if case.must_run}  # what these replay stands in for small items
-        failures = failing([*for_all, *(case for case in cases if case.budget not in richer)])
-        failed = richer & {case.budget for case, _ in failures}
-        failures += failing([case for case in cases if case.budget in failed])
-        rejected = {case.budget: why for case, why in failures if case in cases}
-        whole = [why for case, why in failures if case.budget not in rejected]
-        right = [budget for budget in budgets if budget not in rejected]
-        if not whole and right and any(case.budget in rejected for case in for_all):  # those showed nothing
-            whole = [why for _, why in failing(Case.of_a_set(spec, right))]
-        if is_new and not whole and right:
-            whole = _wrong_eager(forward, samples, graphs, max(executor.store.budgets.enabled), replays.limit)
+        checks = _Checks(executor, options, graphs, inputs, check, call)
+        is_new = len(graphs) == len(budgets) and graphs.fallback_budget is None
+        rejected = {case.budget: why for case, why in checks.failing(Case.of_each(executor.spec, budgets))}
+        whole, right = list[str](), [budget for budget in budgets if budget not in rejected]
+        if is_new and right:
+            whole = [why for _, why in checks.failing(Case.of_a_set(executor.spec, right))] or checks.wrong_eager()
         if is_new:
-            whole += _depends_on_state(graphs, check)
+            whole += checks.depends_on_state(check)
             whole = whole or ([] if right else [*rejected.values()])
         if whole:
             rejected |= dict.fromkeys(executor.store.budgets.enabled, whole[0])
-    graphs.against |= {sample.example.against for sample in samples.known.values()}
+    graphs.against |= checks.against()
     count = len(graphs)
     for budget, why in rejected.items():
         graphs.refuse(budget, why)
-    if (verified := forward.verdict.proven) is not None and fallback_budget is None:
-        key = spec.key(inputs.statics, inputs.row_shape)
+    forward = executor.forward
+    if (verified := forward.verdict.proven) is not None and graphs.fallback_budget is None:
+        key = executor.spec.key(inputs.statics, inputs.row_shape)
         verified[key] = verified.get(key, True) and not rejected
     if rejected:
         message = (
@@ -146,57 +136,147 @@ def check_graphs(
         warn(message)
 
 
-def _failing(
-    replays: Replays, samples: Samples, graphs: GraphSet, forward: Forward, cases: Sequence[Case]
-) -> list[tuple[Case, str]]:
-    """Return the cases in which a graph is wrong, and why."""
-    failures, wrong, smallest_right = list[tuple[Case, str]](), list[tuple[Case, SampleRun, str]](), 0
-    for case in cases:
-        with graphs.agreement.attempt() as attempt:
-            sample = samples.first(case.layouts, itself=case.itself)
-        if (failure := attempt.take()) is not None:
-            if isinstance(failure.error, SpecError):
-                raise failure.error
-            if case.must_run:
-                why = f"{case.budget} could not be proven, because synthetic calls fail: {failure.error}"
-                failures.append((case, why))
-            continue
-        with graphs.agreement.attempt() as attempt:
-            _check_indices(forward, graphs, case.budget, sample)
-        if (failure := attempt.take()) is not None:
-            why = f"{case.budget}: a replay would fail, as its forward does: {failure.error!r}"
-            failures.append((case, why))
-            continue
-        example, least = sample.example, min(sample.example.layout.rows)
-        with graphs.agreement.attempt() as attempt:  # operators may refuse NaN
-            pack = Pack(case.budget, range(len(example.layout)))
-            orders = _orders(example.layout) if case.reorder else []
-            if (found := replays.disagreement(graphs, [pack], example, orders)) is not None:
-                raise VerificationError(found)
-        if (failure := attempt.take()) is None:
-            smallest_right = min(smallest_right or least, least)
-        else:
-            wrong.append((case, sample, str(failure.error)))
-    spec = forward.spec
-    only_small = all(min(sample.example.layout.rows) < smallest_right for _, sample, _ in wrong)
-    few = spec.advice(FEW_ROWS, FEW_ROWS.partition(" If")[0]).format(smallest_right)
-    hint = f"\n{few}" if only_small and not spec.batched else ""
-    for case, sample, why in wrong:
-        if case.must_run or not graphs.agreement.alone or _repeats(forward, sample, replays.limit):
-            failures.append((case, f"{why}{hint}"))
-    return failures
+class _Checks:
+    """Checks of the graphs of a capture; each says what is wrong. Ranks that share a module agree on all of it.
 
-
-def _check_indices(forward: Forward, graphs: GraphSet, budget: Budget, sample: SampleRun) -> None:
-    """Run the forward eager if it takes indices on a GPU, and the sample uses up something of the budget. Syncs.
-
-    Behind the last item, indices may be out of range then, which replays do not check.
+    Args:
+        executor: Replays calls.
+        options: `tolerance`.
+        graphs: The graphs.
+        inputs: What they were captured for.
+        check: The check of state, with the forward over its shadow.
+        call: The call that needs the graphs, if there is one.
     """
-    call, layout = sample.example.call, sample.example.layout
-    rows, items, segments, _ = forward.spec.needs.load(layout)
-    is_full = rows == budget.rows or items == budget.items or segments == budget.segments
-    if sample.has_indices and is_full and graphs.agreement.alone:
-        ErrorLocator(forward, graphs.arena, call, Pack(budget, range(len(layout))), call).check_indices()
+
+    def __init__(
+        self, executor: Executor, options: Verify, graphs: GraphSet, inputs: CaptureInputs, check: StateCheck,
+        call: Call | None,
+    ) -> None:  # fmt: skip
+        self._graphs = graphs
+        self._forward = check.forward
+        self._budgets = executor.store.budgets
+        self._samples = Samples(check.forward, inputs, call, graphs.constants or [])
+        self._replays = Replays(executor, check.forward, options.tolerance, inputs.device)
+        self._smallest_right = 0  # rows of the smallest item that was right, 0 before there is one
+
+    def against(self) -> set[str]:
+        """Return what outputs were compared with, in words."""
+        return {sample.example.against for sample in self._samples.known.values()}
+
+    def _tried(self, run: Callable[[], Result]) -> Result | Exception:
+        """Return what a function returns, or its error, or that of another rank."""
+        with self._graphs.agreement.attempt() as attempt:
+            result = run()
+        failure = attempt.take()
+        return result if failure is None else failure.error
+
+    def failing(self, cases: Iterable[Case]) -> list[tuple[Case, str]]:
+        """Return the cases in which a graph is wrong, and why.
+
+        Raises:
+            SpecError: The declaration does not match the module.
+        """
+        failures, wrong = list[tuple[Case, str]](), list[tuple[Case, SampleRun, str]]()
+        for case in cases:
+            sample = self._tried(partial(self._samples.first, case.layouts, itself=case.itself))
+            if isinstance(sample, SpecError):
+                raise sample
+            if isinstance(sample, Exception):
+                if case.must_run:
+                    why = f"{case.budget} could not be proven, because synthetic calls fail: {sample}"
+                    failures.append((case, why))
+            elif isinstance(error := self._tried(partial(self._check_indices, case, sample)), Exception):
+                failures.append((case, f"{case.budget}: a replay would fail, as its forward does: {error!r}"))
+            elif isinstance(error := self._tried(partial(self._check_replays, case, sample)), Exception):
+                wrong.append((case, sample, str(error)))
+            else:
+                least = min(sample.example.layout.rows)
+                self._smallest_right = min(self._smallest_right or least, least)
+        spec = self._forward.spec
+        only_small = all(min(sample.example.layout.rows) < self._smallest_right for _, sample, _ in wrong)
+        few = spec.advice(FEW_ROWS, FEW_ROWS.partition(" If")[0]).format(self._smallest_right)
+        hint = f"\n{few}" if only_small and not spec.batched else ""
+        for case, sample, why in wrong:
+            if case.must_run or not self._graphs.agreement.alone or self._repeats(sample):
+                failures.append((case, f"{why}{hint}"))
+        return failures
+
+    def _check_replays(self, case: Case, sample: SampleRun) -> None:
+        """Check the replays of a case. Operators may refuse NaN."""
+        layout = sample.example.layout
+        orders = _orders(layout) if case.reorder else []
+        pack = Pack(case.budget, range(len(layout)))
+        if (found := self._replays.disagreement(self._graphs, [pack], sample.example, orders)) is not None:
+            raise VerificationError(found)
+
+    def _check_indices(self, case: Case, sample: SampleRun) -> None:
+        """Run the forward eager if it takes indices on a GPU, and the sample uses up something of the budget. Syncs.
+
+        Behind the last item, indices may be out of range then, which replays do not check.
+        """
+        budget, call, layout = case.budget, sample.example.call, sample.example.layout
+        rows, items, segments, _ = self._forward.spec.needs.load(layout)
+        is_full = rows == budget.rows or items == budget.items or segments == budget.segments
+        if sample.has_indices and is_full and self._graphs.agreement.alone:
+            pack = Pack(budget, range(len(layout)))
+            ErrorLocator(self._forward, self._graphs.arena, call, pack, call).check_indices()
+
+    def _repeats(self, sample: SampleRun) -> bool:
+        """Return True if what gave the expected output gives it again. Syncs.
+
+        Torch's convolution of bfloat16 on the CPU, for example, reads memory that nobody wrote at some small sizes.
+        """
+        example, output, limit = sample.example, sample.output, self._replays.limit
+        again = (self._forward.reference(example.call).output for _ in range(3))
+        return all(example.differs_from(one, output) <= limit for one in again)
+
+    def wrong_eager(self) -> list[str]:
+        """Return why the declaration is wrong whatever graphs hold, or nothing."""
+        forward, spec, samples = self._forward, self._forward.spec, self._samples
+        largest = max(self._budgets.enabled)
+        checks: list[tuple[Iterable[Layout], Callable[[Forward, float, SampleRun], None], Kind]] = [
+            (layouts.rich(spec, largest), check_eager, "plain"),
+            (layouts.many_items(spec), check_in_parts, "plain"),
+            (layouts.uneven(spec), check_in_parts, "uneven"),
+        ]
+        if samples.calls.has_integers:
+            checks.append((layouts.even(spec), check_eager, "repeated"))
+        if forward.may_leave_out:
+            checks.append((layouts.even(spec), check_left_out, "plain"))
+
+        def run(check: Callable[[Forward, float, SampleRun], None], some: Sequence[Layout], kind: Kind) -> None:
+            itself = kind != "uneven"  # whose items are compared with each other
+            check(forward, self._replays.limit, samples.first(some, kind, by_module=itself, itself=itself))
+
+        for made, check, kind in checks:
+            some, too_long = samples.affordable(made, self._graphs.agreement.alone)
+            if some or too_long is None:
+                if why := _mismatch(self._tried(partial(run, check, some, kind))):
+                    return why
+            else:
+                self._graphs.unproven.add(too_long)
+        lengths = layouts.single(spec, largest) if spec.counts_rows else ()
+        calls = (next(samples.calls.of(layout)) for layout in lengths)
+        return _mismatch(self._tried(partial(check_lengths, forward, calls)))
+
+    def depends_on_state(self, check: StateCheck) -> list[str]:
+        """Return why outputs depend on earlier runs, or nothing.
+
+        Raises:
+            CaptureError: Runs have changed what no copy of the module reaches.
+        """
+
+        def run() -> None:
+            with self._graphs.agreement.rehearsal():  # as the check began
+                why = check.find_evidence()
+            if why is not None:
+                raise VerificationError(why)
+
+        error = self._tried(run)
+        self._graphs.kept = check.kept
+        if isinstance(error, CaptureError):
+            raise error
+        return _mismatch(error)
 
 
 def _orders(layout: Layout) -> list[list[range]]:
@@ -208,64 +288,15 @@ def _orders(layout: Layout) -> list[list[range]]:
     return [groups, [group for at, group in enumerate(groups) if at not in left_out] or groups[1:]]
 
 
-def _repeats(forward: Forward, sample: SampleRun, limit: float) -> bool:
-    """Return True if what gave the expected output gives it again. Syncs.
-
-    Torch's convolution of bfloat16 on the CPU, for example, reads memory that nobody wrote at some small sizes.
-    """
-    example, output, *_ = sample
-    return all(example.differs_from(forward.reference(example.call).output, output) <= limit for _ in range(3))
-
-
-def _wrong_eager(forward: Forward, samples: Samples, graphs: GraphSet, largest: Budget, limit: float) -> list[str]:
-    """Return why the declaration is wrong whatever graphs hold, or nothing."""
-    spec, agreement = forward.spec, graphs.agreement
-    checks: list[tuple[Iterable[Layout], Callable[[Forward, float, SampleRun], None], Kind]] = [
-        (layouts.rich(spec, largest), check_eager, "plain"),
-        (layouts.many_items(spec), check_in_parts, "plain"),
-        (layouts.uneven(spec), check_in_parts, "uneven"),
-    ]
-    if samples.calls.has_integers:
-        checks.append((layouts.even(spec), check_eager, "repeated"))
-    if forward.may_leave_out:
-        checks.append((layouts.even(spec), check_left_out, "plain"))
-    for made, check, kind in checks:
-        some, too_long = samples.affordable(made, agreement.alone)
-        if not some and too_long is not None:
-            graphs.unproven.add(too_long)
-            continue
-        with agreement.attempt() as attempt:
-            itself = kind != "uneven"  # whose items are compared with each other
-            check(forward, limit, samples.first(some, kind, by_module=itself, itself=itself))
-        if why := _mismatch(attempt.take()):
-            return why
-    with agreement.attempt() as attempt:
-        lengths = layouts.single(spec, largest) if spec.counts_rows else ()
-        check_lengths(forward, (next(samples.calls.of(layout)) for layout in lengths))
-    return _mismatch(attempt.take())
-
-
-def _depends_on_state(graphs: GraphSet, check: StateCheck) -> list[str]:
-    """Return why outputs depend on earlier runs, or nothing."""
-    with graphs.agreement.attempt() as attempt, graphs.agreement.rehearsal():  # as the check began
-        if (why := check.find_evidence()) is not None:
-            raise VerificationError(why)
-    graphs.kept = check.kept
-    failure = attempt.take()
-    if failure is not None and isinstance(failure.error, CaptureError):
-        raise failure.error
-    return _mismatch(failure)
-
-
-def _mismatch(failure: Failure | None) -> list[str]:
-    """Return what a failure says against a declaration, or nothing.
+def _mismatch(error: Exception | None) -> list[str]:
+    """Return what an error says against a declaration, or nothing.
 
     Raises:
-        SpecError: The failure says that the declaration does not match the module.
+        SpecError: The error, if it says that the declaration does not match the module.
     """
-    if failure is not None and isinstance(failure.error, SpecError):
-        raise failure.error
-    return [str(failure.error)] if failure is not None and isinstance(failure.error, VerificationError) else []
+    if isinstance(error, SpecError):
+        raise error
+    return [str(error)] if isinstance(error, VerificationError) else []
 
 
 @contextmanager
