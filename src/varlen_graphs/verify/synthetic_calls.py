@@ -72,10 +72,10 @@ class SyntheticCalls:
         self._spec, self._inputs = spec, inputs
         ids = valid_ids(forward, packed.pad, forward.row_dtype, packed.normalize is not None)
         self._tensors = [_Tensor(packed.name, spec.row_extent, inputs.row_shape, forward.row_dtype, ids, packed.pad)]
-        for one, extent in spec.input_extents:
-            dtype = forward.input_dtype(one)
-            ids = valid_ids(forward, one.pad, dtype)
-            self._tensors.append(_Tensor(one.name, extent, one.shape, dtype, ids, one.pad))
+        for given, extent in spec.input_extents:
+            dtype = forward.input_dtype(given)
+            ids = valid_ids(forward, given.pad, dtype)
+            self._tensors.append(_Tensor(given.name, extent, given.shape, dtype, ids, given.pad))
         self.has_integers = not all(one.floating for one in self._tensors)
         self._layout = None if call is None else read_layout(spec, call := replace(call))
         telling, valid = dict[str, Tensor](), dict[str, Tensor]()
