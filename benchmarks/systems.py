@@ -238,7 +238,7 @@ def oracle_core(encoder: vg.GraphedEncoder, layouts: int) -> System:
 
         def forward() -> Any:
             table = vg.layouts.ItemTable(values, budget, spec.layout)
-            return encoder.executor.forward(call.rows, table, given={}, statics={})
+            return encoder.executor.forward(call.rows, table, given={}, static_args={})
 
         with measuring():  # the faster attention, as in captures
             forward()

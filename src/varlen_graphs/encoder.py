@@ -334,7 +334,7 @@ class GraphedEncoder(nn.Module):
         with self.pool.exclusive(), self.pool.order:
             self._budgets.learn(costs)
 
-    def capture(self: Self, call: Mapping[str, Any] | None = None, /, **statics: Any) -> Self:
+    def capture(self: Self, call: Mapping[str, Any] | None = None, /, **static_args: Any) -> Self:
         """Capture the graphs now, for calls with these static arguments, or for those like an example call.
 
             encoder.capture({"pixel_values": pixels, "grid_thw": [(1, 14, 14)]})
@@ -347,7 +347,7 @@ class GraphedEncoder(nn.Module):
 
         Args:
             call: The keyword arguments of a call, static ones among them.
-            **statics: Static arguments, without an example.
+            **static_args: Static arguments, without an example.
 
         Raises:
             SpecError: The shape of a row is not known yet: give an example, or `inputs.Rows(shape=...)`.
@@ -357,8 +357,8 @@ class GraphedEncoder(nn.Module):
         self.executor.check_usable()
         if call is not None and not isinstance(call, Mapping):
             raise InputError(f"capture came with {quoted(call)}: expected a call as a dict of its arguments by name")
-        example = None if call is None else self.executor.bind((), {**call, **statics})
-        inputs = self.executor.capture_inputs(statics, example)
+        example = None if call is None else self.executor.bind((), {**call, **static_args})
+        inputs = self.executor.capture_inputs(static_args, example)
         if inputs is not None:
             with self.pool.exclusive(), self.pool.order:
                 if not self._budgets.none_fits:
@@ -430,7 +430,7 @@ class GraphedEncoder(nn.Module):
             CaptureError, StaleGraphError, and errors of the module: As for `capture`; the budget stays.
         """
         self.executor.check_usable()
-        (one,) = resolve_budgets(budget, self.spec.row_multiple, self.spec.needs)
+        (one,) = resolve_budgets(budget, self.spec.row_multiple, self.spec.usage)
         check_budgets(self.spec, [one])
         with self.pool.exclusive(), self.pool.order:
             if one in self.budgets:
@@ -452,7 +452,7 @@ class GraphedEncoder(nn.Module):
             SpecError: Ranks share the module, as in a `TensorParallelEncoder`.
         """
         self.executor.check_usable()
-        (one,) = resolve_budgets(budget, self.spec.row_multiple, self.spec.needs)
+        (one,) = resolve_budgets(budget, self.spec.row_multiple, self.spec.usage)
         with self.pool.exclusive(), self.pool.order:
             if one not in self.budgets:
                 raise BudgetError(f"{one} is not a budget of the encoder: expected one of encoder.budgets")

@@ -11,11 +11,11 @@ from tests.support.encoders import attention_encoder, attention_spec, rows_for
 from tests.support.memory import memory_limit
 from varlen_graphs.budgets.ladder import row_count_for
 from varlen_graphs.declaration import budgets
-from varlen_graphs.layouts.needs import Needs
+from varlen_graphs.layouts.usage import UsageMeter
 
 
 def resolve_budgets(form, multiple):
-    return budgets.resolve_budgets(form, multiple, Needs(vg.Lengths(), {"item"}))
+    return budgets.resolve_budgets(form, multiple, UsageMeter(vg.Lengths(), {"item"}))
 
 
 def test_plain_integers_mean_rows_and_are_rounded_up():

@@ -254,12 +254,12 @@ def test_all_buffers_equal_what_transformers_precomputes_for_export():
 
 
 def test_a_buffer_of_your_own_may_say_that_it_uses_no_segments():
-    def demand(**options):
+    def usage(**options):
         buffers = [vg.buffers.DeviceBuffer("table", lambda table: table, **options)]
-        return vg.BufferSpec("x", vg.GridTHW(), buffers).needs.demand((4, 2, 2))
+        return vg.BufferSpec("x", vg.GridTHW(), buffers).usage.of_items((4, 2, 2))
 
-    assert (demand().segments, demand().longest) == (4, 16)
-    assert (demand(any_segments=False).segments, demand(any_segments=False).longest) == (0, 0)
+    assert (usage().segments, usage().longest) == (4, 16)
+    assert (usage(any_segments=False).segments, usage(any_segments=False).longest) == (0, 0)
 
 
 @pytest.mark.parametrize(

@@ -92,10 +92,10 @@ def test_budgets_hold_all_windows_and_the_longest_segment(items, side, others):
     assert exact.max_seqlen == max(
         int(table.cu_seqlens(per).diff().max()) for per in (vg.layouts.Windows(side), *others)
     )
-    demands = [spec.needs.demand(item) for item in items]
-    assert sum(demand.segments for demand in demands) == exact.segments
-    assert max(demand.longest for demand in demands) == exact.max_seqlen
-    most = spec.needs.most(sum(t * h * w for t, h, w in items), len(items), 1)
+    usages = [spec.usage.of_items(item) for item in items]
+    assert sum(usage.segments for usage in usages) == exact.segments
+    assert max(usage.longest for usage in usages) == exact.max_seqlen
+    most = spec.usage.most(sum(t * h * w for t, h, w in items), len(items), 1)
     assert most.segments >= exact.segments
     assert most.longest >= exact.max_seqlen
 
@@ -149,15 +149,15 @@ def test_windows_that_only_the_device_has_seen_are_counted_there():
 def test_the_layout_graphs_are_captured_with_fits_its_budget(rows, items, segments, longest, side):
     budget = vg.budgets.Budget(-(-rows // 4) * 4, items, segments, longest)
     for spec in (spec_of(vg.layouts.Windows(side)), spec_of(vg.layouts.Windows(side), "frame")):
-        sample = sample_layout(spec.layout, budget, spec.needs.windows)
-        assert budget.holds(*spec.needs.load(sample))
+        sample = sample_layout(spec.layout, budget, spec.usage.windows)
+        assert budget.holds(*spec.usage.of(sample))
         spec.layout.parse([item[:3] for item in sample.items])
 
 
 def test_the_layout_graphs_are_captured_with_has_whole_windows():
     spec = spec_of(vg.layouts.Windows(4), "frame")
-    sample = sample_layout(spec.layout, vg.budgets.Budget(1024, items=4, segments=16), spec.needs.windows)
-    assert spec.needs.load(sample) == (1024, 4, 16, 256)
+    sample = sample_layout(spec.layout, vg.budgets.Budget(1024, items=4, segments=16), spec.usage.windows)
+    assert spec.usage.of(sample) == (1024, 4, 16, 256)
 
 
 @pytest.mark.parametrize(
@@ -195,8 +195,8 @@ def test_what_makes_no_sense_is_refused(declare, message):
 def test_attention_is_guessed_by_whole_windows():
     spec = spec_of(vg.layouts.Windows(4))
     layout = parse(spec, {"grid_thw": [(2, 16, 16)]}, ())
-    assert spec.needs.squares(layout) == 8 * 64**2
-    assert spec_of(vg.layouts.Windows(4), "frame").needs.squares(layout) == 2 * 256**2
+    assert spec.usage.squares(layout) == 8 * 64**2
+    assert spec_of(vg.layouts.Windows(4), "frame").usage.squares(layout) == 2 * 256**2
 
 
 @pytest.mark.parametrize(

@@ -67,12 +67,12 @@ def test_what_another_capture_differs_in_is_compiled_at_its_first_budget(before,
         return x * (scale if mode == "whole" else scale / 2)
 
     compiled = CompiledForward(forward, backend="eager")
-    for statics in (before, after):
-        dtype = statics.pop("dtype", torch.float32)
+    for static_args in (before, after):
+        dtype = static_args.pop("dtype", torch.float32)
         for rows in (64, 32, 16):
             x = torch.randn(rows, dtype=dtype)
-            got = compiled(vg.budgets.Budget(rows), x=x, **statics)
-            torch.testing.assert_close(got, forward(x, **statics))
+            got = compiled(vg.budgets.Budget(rows), x=x, **static_args)
+            torch.testing.assert_close(got, forward(x, **static_args))
 
 
 def test_budgets_of_one_item_are_compiled_apart():

@@ -64,11 +64,11 @@ def faulty(fault, sizes, **options):
     return attention_encoder(BUDGETS, module=module, **({"spec": SHAPED} | options))
 
 
-def captured_with_warnings(encoder, count, **statics):
+def captured_with_warnings(encoder, count, **static_args):
     with pytest.warns(
         UserWarning, match="could not be captured, and the budget is disabled: other budgets take"
     ) as warned:
-        encoder.capture(**statics)
+        encoder.capture(**static_args)
     assert len(warned) == count
     return encoder
 

@@ -88,10 +88,10 @@ def test_a_group_that_fits_no_budget_is_named():
 
 def test_the_longest_segment_of_a_group_is_all_of_it():
     spec = SHARED.spec
-    assert spec.needs.demand((1, 2, 2, 0, 1), (1, 3, 3, 0, 0)) == (13, 2, 13, 2)
-    assert spec.needs.demand((1, 2, 2, 0, 1)) == (4, 1, 4, 1)
+    assert spec.usage.of_items((1, 2, 2, 0, 1), (1, 3, 3, 0, 0)) == (13, 2, 2, 13)
+    assert spec.usage.of_items((1, 2, 2, 0, 1)) == (4, 1, 1, 4)
     layout = vg.layouts.Layout(((1, 2, 2, 0, 1), (1, 3, 3, 0, 0), (1, 1, 1, 0, 1)), grouped=True)
-    assert spec.needs.load(layout) == (14, 3, 3, 13)
+    assert spec.usage.of(layout) == (14, 3, 3, 13)
     assert layout.groups == [range(2), range(2, 3)]
 
 
@@ -99,7 +99,7 @@ def test_a_buffer_of_your_own_may_use_the_segments_of_groups():
     """Its segments are whole groups, so a budget of shorter ones does not hold them."""
     buffer = vg.buffers.DeviceBuffer("longest", lambda table: table.max_seqlen("group"))
     spec = vg.BufferSpec("x", SHARED.spec.layout, [buffer])
-    assert spec.needs.demand((1, 2, 2, 0, 1), (1, 3, 3, 0, 0)).longest == 13
+    assert spec.usage.of_items((1, 2, 2, 0, 1), (1, 3, 3, 0, 0)).longest == 13
     encoder = vg.GraphedEncoder(
         nn.Identity(),
         [vg.budgets.Budget(32, max_seqlen=9), vg.budgets.Budget(64, max_seqlen=64)],

@@ -12,7 +12,7 @@ from transformers.utils import ModelOutput
 
 import varlen_graphs as vg
 from tests.support.encoders import attention_encoder
-from varlen_graphs.layouts.span import Span
+from varlen_graphs.layouts.item_slice import ItemSlice
 from varlen_graphs.outputs.declared import extents
 from varlen_graphs.outputs.entries import Items, Rows
 from varlen_graphs.outputs.parts import flatten
@@ -323,7 +323,7 @@ def test_extents_of_a_declaration():
 
 
 def test_places_follow_rows_or_items():
-    span = Span(row=8, rows=4, item=1, items=2)
+    span = ItemSlice(row=8, rows=4, item=1, items=2)
     assert Rows(every=4).place(span) == (slice(2, 3),)
     assert Items(rows=3).place(span) == (slice(3, 9),)
 

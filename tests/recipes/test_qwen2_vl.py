@@ -100,8 +100,8 @@ def test_the_default_budgets_hold_any_images_of_half_a_window_a_side():
     spec = vg.recipes.qwen2_5_vl(qwen2_tower(patch_size=14, window_size=112), backend="tape").spec
     for h in range(4, 64, 2):
         for w in range(4, 64, 2):
-            demand = spec.needs.demand((1, h, w))
-            assert demand.segments <= max(8, demand.rows // 16)
+            usage = spec.usage.of_items((1, h, w))
+            assert usage.segments <= max(8, usage.rows // 16)
     assert all(budget.segments == max(8, budget.rows // 16) for budget in budgets)
 
 

@@ -52,7 +52,7 @@ def test_a_budget_for_few_items_says_nothing_of_calls_with_many():
     few, many = vg.budgets.Budget(4096, items=4, segments=512), vg.budgets.Budget(4096, items=512)
     costs = Costs({few: 10.0, many: 20.0}, host=1.0, eager_factor=1.1)
     layout = vg.layouts.Layout(((1, 1, 8),) * 512)
-    assert [pack.budget for pack in routed(layout, costs).packs] == [many]
+    assert [pack.budget for pack in routed(layout, costs).batches] == [many]
 
 
 @given(strategies.costs(6), st.integers(1, 2000))
@@ -158,9 +158,9 @@ def test_frames_are_squared_one_by_one():
     spec = vg.BufferSpec(
         "x", vg.GridTHW(), buffers=[vg.buffers.CuSeqlens(per="frame"), vg.buffers.MaxSeqlen(per="frame")]
     )
-    assert spec.needs.squares(vg.layouts.Layout(((3, 2, 2), (1, 4, 4)))) == 3 * 16 + 256
+    assert spec.usage.squares(vg.layouts.Layout(((3, 2, 2), (1, 4, 4)))) == 3 * 16 + 256
     whole = vg.BufferSpec("x", vg.Lengths(), buffers=[vg.buffers.CuSeqlens()])
-    assert whole.needs.squares(vg.layouts.Layout(((1, 1, 3), (1, 1, 5)))) == 9 + 25
+    assert whole.usage.squares(vg.layouts.Layout(((1, 1, 3), (1, 1, 5)))) == 9 + 25
 
 
 @given(strategies.costs(), st.lists(st.integers(1, 600), min_size=1, max_size=8), st.data())
@@ -170,9 +170,9 @@ def test_disabled_budgets_are_in_no_route(costs, rows, data):
     disabled = data.draw(st.sets(st.sampled_from(sorted(costs.replays))))
     for budget in disabled:
         budgets.disable(budget, "wrong", "of a test")
-    packs = routed(layout, costs, budgets).packs
-    assert not packs or sorted(i for one in packs for i in one.items) == [*range(len(rows))]
-    assert not disabled & {one.budget for one in packs}
+    batches = routed(layout, costs, budgets).batches
+    assert not batches or sorted(i for one in batches for i in one.items) == [*range(len(rows))]
+    assert not disabled & {one.budget for one in batches}
     budgets.enable_all()
     assert routed(layout, costs, budgets) == before
 

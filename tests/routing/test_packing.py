@@ -7,21 +7,21 @@ from hypothesis import strategies as st
 
 import varlen_graphs as vg
 from tests.support import strategies
-from varlen_graphs.layouts.needs import Demand, Load
+from varlen_graphs.layouts.usage import Usage
 from varlen_graphs.routing.costs import Costs
-from varlen_graphs.routing.packing import EXACT_ITEMS, Pack, cheapest, pack, total_cost
+from varlen_graphs.routing.packing import EXACT_ITEMS, ReplayBatch, cheapest, pack, total_cost
 
 
-@given(st.lists(strategies.demands, min_size=1, max_size=20), strategies.costs(5))
-def test_every_item_is_packed_once_within_every_capacity(demands, costs):
-    packs = pack(demands, costs)
-    assert sorted(i for one in packs for i in one.items) == list(range(len(demands)))
-    for one in packs:
+@given(st.lists(strategies.usages, min_size=1, max_size=20), strategies.costs(5))
+def test_every_item_is_packed_once_within_every_capacity(usages, costs):
+    batches = pack(usages, costs)
+    assert sorted(i for one in batches for i in one.items) == list(range(len(usages)))
+    for one in batches:
         assert list(one.items) == sorted(one.items)
-        mine = [demands[i] for i in one.items]
+        mine = [usages[i] for i in one.items]
         if one.budget is None:
             assert len(mine) == 1
-            assert cheapest(Load().add(*mine), costs) is None
+            assert cheapest(Usage().add(*mine), costs) is None
         else:
             assert sum(d.rows for d in mine) <= one.budget.rows
             assert sum(d.items for d in mine) <= one.budget.items
@@ -29,24 +29,24 @@ def test_every_item_is_packed_once_within_every_capacity(demands, costs):
             assert max(d.longest for d in mine) <= one.budget.max_seqlen
 
 
-def waived(demands, costs):
+def waived(usages, costs):
     """What a split may save without being made."""
-    whole = cheapest(reduce(Load.add, demands, Load()), costs)
-    return costs.least_saved(len(demands), whole) if whole else 0.0
+    whole = cheapest(reduce(Usage.add, usages, Usage()), costs)
+    return costs.least_saved(len(usages), whole) if whole else 0.0
 
 
-@given(st.lists(strategies.demands, min_size=1, max_size=100), strategies.costs(5))
-def test_packing_never_costs_more_than_one_item_a_replay(demands, costs):
-    alone = [cheapest(Load().add(d), costs) for d in demands]
-    most = sum(costs.replays[b] for b in alone if b) + waived(demands, costs)
-    assert total_cost(pack(demands, costs), costs) <= most + 1e-9
+@given(st.lists(strategies.usages, min_size=1, max_size=100), strategies.costs(5))
+def test_packing_never_costs_more_than_one_item_a_replay(usages, costs):
+    alone = [cheapest(Usage().add(d), costs) for d in usages]
+    most = sum(costs.replays[b] for b in alone if b) + waived(usages, costs)
+    assert total_cost(pack(usages, costs), costs) <= most + 1e-9
 
 
-@given(strategies.demands, st.integers(1, 8), strategies.costs(6))
-def test_one_replay_is_in_the_cheapest_budget_that_holds_it(demand, items, costs):
-    load = Load(demand.rows, items, demand.segments, demand.longest)
-    holding = [costs.replays[budget] for budget in costs.replays if budget.holds(*load)]
-    chosen = cheapest(load, costs)
+@given(strategies.usages, st.integers(1, 8), strategies.costs(6))
+def test_one_replay_is_in_the_cheapest_budget_that_holds_it(usage, items, costs):
+    usage = Usage(usage.rows, items, usage.segments, usage.longest)
+    holding = [costs.replays[budget] for budget in costs.replays if budget.holds(*usage)]
+    chosen = cheapest(usage, costs)
     assert (costs.replays[chosen] if chosen else None) == min(holding, default=None)
 
 
@@ -62,61 +62,61 @@ def partitions(items):
 
 
 @settings(max_examples=30)
-@given(st.lists(strategies.demands, min_size=1, max_size=5), strategies.costs(4))
-def test_small_calls_are_packed_at_the_least_cost(demands, costs):
-    fitting = [d for d in demands if cheapest(Load().add(d), costs)]
+@given(st.lists(strategies.usages, min_size=1, max_size=5), strategies.costs(4))
+def test_small_calls_are_packed_at_the_least_cost(usages, costs):
+    fitting = [d for d in usages if cheapest(Usage().add(d), costs)]
     totals = []
     for partition in partitions(fitting):
-        chosen = [cheapest(reduce(Load.add, group, Load()), costs) for group in partition]
+        chosen = [cheapest(reduce(Usage.add, group, Usage()), costs) for group in partition]
         if all(chosen):
             totals.append(sum(costs.replays[budget] for budget in chosen))
-    assert len(demands) <= EXACT_ITEMS
-    assert min(totals) - 1e-9 <= total_cost(pack(demands, costs), costs) <= min(totals) + waived(demands, costs) + 1e-9
+    assert len(usages) <= EXACT_ITEMS
+    assert min(totals) - 1e-9 <= total_cost(pack(usages, costs), costs) <= min(totals) + waived(usages, costs) + 1e-9
 
 
 def test_nothing_is_looked_for_that_could_not_repay_the_search():
-    demands = [Demand(400, 1, 400)] * 30
+    usages = [Usage(400, 1, 1, 400)] * 30
     budgets = {vg.budgets.Budget(rows): 1 + rows * 0.002 for rows in (6_000, 16_000)}
-    (one,) = pack(demands, Costs(budgets | {vg.budgets.Budget(12_800): 28.0}, host=9.0))  # two of 6,000 would take 26
+    (one,) = pack(usages, Costs(budgets | {vg.budgets.Budget(12_800): 28.0}, host=9.0))  # two of 6,000 would take 26
     assert one.budget.rows == 12_800
-    assert len(pack(demands, Costs(budgets, host=9.0))) == 2  # one of 16,000 takes 33
+    assert len(pack(usages, Costs(budgets, host=9.0))) == 2  # one of 16,000 takes 33
 
 
 def test_a_split_that_saves_less_than_times_vary_by_is_not_made():
-    demands = [Demand(1000, 1, 1000)] * 2
+    usages = [Usage(1000, 1, 1, 1000)] * 2
     small, large = vg.budgets.Budget(1000), vg.budgets.Budget(2000)
-    assert len(pack(demands, Costs({small: 4.6, large: 10.0}, host=9.0))) == 1
-    assert len(pack(demands, Costs({small: 4.4, large: 10.0}, host=9.0))) == 2
+    assert len(pack(usages, Costs({small: 4.6, large: 10.0}, host=9.0))) == 1
+    assert len(pack(usages, Costs({small: 4.4, large: 10.0}, host=9.0))) == 2
 
 
 def test_a_video_counts_its_frames():
     budgets = [vg.budgets.Budget(1024, items=8, segments=8), vg.budgets.Budget(2048, items=8, segments=64)]
-    (one,) = pack([Demand(rows=400, segments=10, longest=40)], Costs.in_rows(budgets))
+    (one,) = pack([Usage(rows=400, items=1, segments=10, longest=40)], Costs.in_rows(budgets))
     assert one.budget.segments == 64
 
 
 def test_two_small_replays_beat_one_that_is_much_larger():
-    packs = pack([Demand(1000, 1, 1000)] * 2, Costs.in_rows([vg.budgets.Budget(1024), vg.budgets.Budget(4096)]))
-    assert [one.items for one in packs] == [(0,), (1,)]
-    (one,) = pack([Demand(100, 1, 100)] * 2, Costs.in_rows([vg.budgets.Budget(128), vg.budgets.Budget(256)]))
+    batches = pack([Usage(1000, 1, 1, 1000)] * 2, Costs.in_rows([vg.budgets.Budget(1024), vg.budgets.Budget(4096)]))
+    assert [one.items for one in batches] == [(0,), (1,)]
+    (one,) = pack([Usage(100, 1, 1, 100)] * 2, Costs.in_rows([vg.budgets.Budget(128), vg.budgets.Budget(256)]))
     assert one.budget.rows == 256
 
 
 def test_many_items_are_packed_well_by_the_heuristic():
     sizes = [700, 300, 650, 350, 600, 400, 550, 450, 500, 500]
-    packs = pack([Demand(rows, 1, rows) for rows in sizes], Costs.in_rows([vg.budgets.Budget(1000, items=8)]))
-    assert len(packs) <= 6
+    batches = pack([Usage(rows, 1, 1, rows) for rows in sizes], Costs.in_rows([vg.budgets.Budget(1000, items=8)]))
+    assert len(batches) <= 6
 
 
 @given(st.data())
-def test_spans_cover_the_items_of_a_pack_in_order(data):
+def test_slices_cover_the_items_of_a_replay_batch_in_order(data):
     items = data.draw(strategies.grids(max_items=8))
     layout = vg.layouts.Layout(tuple(items))
     chosen = sorted(data.draw(st.sets(st.integers(0, len(items) - 1), min_size=1)))
     rows_there, rows_here = [], []
     starts = [sum(layout.rows[:i]) for i in range(len(items))]
     expected = [row for i in chosen for row in range(starts[i], starts[i] + layout.rows[i])]
-    for there, here in Pack(None, tuple(chosen)).spans(layout):
+    for there, here in ReplayBatch(None, tuple(chosen)).slices(layout):
         assert there.rows == here.rows
         assert there.items == here.items
         rows_there += range(there.row, there.row + there.rows)
@@ -128,19 +128,19 @@ def test_spans_cover_the_items_of_a_pack_in_order(data):
 def test_hundreds_of_items_are_packed_closely():
     sizes = [60 + 37 * i % 240 for i in range(500)]
     costs = Costs.in_rows([vg.budgets.Budget(2048), vg.budgets.Budget(4096, items=64)])
-    packs = pack([Demand(rows, 1, rows) for rows in sizes], costs)
-    assert sorted(i for one in packs for i in one.items) == list(range(500))
-    assert total_cost(packs, costs) < 1.25 * (sum(sizes) + 512 * sum(sizes) / 4096)
+    batches = pack([Usage(rows, 1, 1, rows) for rows in sizes], costs)
+    assert sorted(i for one in batches for i in one.items) == list(range(500))
+    assert total_cost(batches, costs) < 1.25 * (sum(sizes) + 512 * sum(sizes) / 4096)
 
 
 def test_the_time_to_pack_grows_with_the_items_and_not_with_their_square():
     start = time.monotonic()
-    assert len(pack([Demand(1, 1, 1)] * 20_000, Costs.in_rows([vg.budgets.Budget(64, items=8)]))) == 2500
+    assert len(pack([Usage(1, 1, 1, 1)] * 20_000, Costs.in_rows([vg.budgets.Budget(64, items=8)]))) == 2500
     assert time.monotonic() - start < 20  # a minute and more, if every pack stayed open
 
 
 @pytest.mark.parametrize("count", [1, 3, 9, 40])
 def test_a_call_that_fits_one_budget_closely_is_one_replay(count):
-    demands = [Demand(100, 1, 100)] * count
-    (one,) = pack(demands, Costs.in_rows([vg.budgets.Budget(n, items=64, segments=64) for n in range(128, 4200, 128)]))
+    usages = [Usage(100, 1, 1, 100)] * count
+    (one,) = pack(usages, Costs.in_rows([vg.budgets.Budget(n, items=64, segments=64) for n in range(128, 4200, 128)]))
     assert list(one.items) == list(range(count))

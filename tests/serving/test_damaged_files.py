@@ -231,8 +231,8 @@ def test_a_path_that_is_no_file_stops_no_start(tmp_path, place):
 def test_what_a_file_alone_requests_and_fails_is_forgotten(tmp_path, scale):
     """Arguments that the module cannot take, in a file that says it is of this encoder."""
     path, value = tmp_path / "warmup.json", deepcopy(FORMATS["warmup"][0])
-    ((statics, _),) = value["used"]
-    statics["scale"] = scale
+    ((static_args, _),) = value["used"]
+    static_args["scale"] = scale
     path.write_text(json.dumps(value))
     encoder = attention_encoder(spec=SHAPED, capture=vg.options.Capture(warmup=path, lazy=True))
     asked = pytest.warns(UserWarning, match=r"as the warm-up file says, cannot be captured, and is forgotten: ")

@@ -113,9 +113,9 @@ class Case:
         promise = 1
         if self.promised:
             loads = [
-                spec.needs.load(vg.layouts.Layout(self.table(call), grouped=spec.layout.grouped)) for call in self.calls
+                spec.usage.of(vg.layouts.Layout(self.table(call), grouped=spec.layout.grouped)) for call in self.calls
             ]
-            promise = min(load.rows // max(1, load.segments) for load in loads)
+            promise = min(usage.rows // max(1, usage.segments) for usage in loads)
         return vg.GraphedEncoder(
             Encoder(self).to(device).eval(),
             self.budgets,
@@ -276,7 +276,7 @@ def _part(layout, merge, column, windows):
     kinds = [
         *plain,
         st.builds(parts.Attention, st.sampled_from(per), st.sampled_from(axes), BOOLEANS, BOOLEANS),
-        st.builds(parts.Places, st.just(True) if not grid else BOOLEANS),
+        st.builds(parts.GatherIndices, st.just(True) if not grid else BOOLEANS),
         st.sampled_from([parts.Scale("rows"), parts.Scale("host")]),
     ]
     if grid:

@@ -36,7 +36,7 @@ class Itself(Encoder):
         kinds, groups = self.kinds(kind, len(items))
         if max(map(math.prod, items)) > self.most or min(kinds) < self.least:
             raise RuntimeError(f"items {items} of kinds {kinds} are not for this module")
-        places = Places.of(items, kinds, groups, case.merge)
+        places = GatherIndices.of(items, kinds, groups, case.merge)
         x = self.embed(x)
         x = x.flip(-1) if flip else x
         for at, (part, weights) in enumerate(zip(case.parts, self.weights, strict=True)):
@@ -82,7 +82,7 @@ class Itself(Encoder):
 
 
 @dataclass(frozen=True)
-class Places:
+class GatherIndices:
     """Where each row lies: int64 `[rows]` each, and `[rows, 2]` for the height and width in its frame."""
 
     items: list
@@ -199,7 +199,7 @@ APPLY = {
     parts.Attention: attend,
     parts.MaskedAttention: attend,
     parts.Resampled: resample,
-    parts.Places: place,
+    parts.GatherIndices: place,
     parts.Scale: scale,
 }
 """How parts with buffers run without them."""
@@ -227,7 +227,7 @@ def without_buffers(case, x):
     names = {buffer.name: part for at, part in enumerate(case.parts) for buffer in part.buffers(at)}
     place = {True: torch.arange(rows, device=device), False: flat}
     return {
-        name: place[part.learned] if isinstance(part, parts.Places) else values[kind_of(name)]
+        name: place[part.learned] if isinstance(part, parts.GatherIndices) else values[kind_of(name)]
         for name, part in names.items()
     }
 

@@ -153,7 +153,7 @@ class Resampled(Part):
 
 
 @dataclass(frozen=True)
-class Places(Part):
+class GatherIndices(Part):
     """Adds sines and cosines of the place in the frame, or a learned embedding of the place in the item."""
 
     learned: bool = False

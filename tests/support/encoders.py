@@ -93,11 +93,11 @@ def original_attention(module):
     return run
 
 
-def check(encoder, lengths, unseen=False, make_rows=rows_for, tolerance=1e-5, **statics):
+def check(encoder, lengths, unseen=False, make_rows=rows_for, tolerance=1e-5, **static_args):
     """Compare one call with the same call run eager; with `unseen`, only the device knows its lengths."""
     rows = make_rows(lengths, len(lengths))
-    got = encoder(rows, lengths=torch.tensor(lengths, device=rows.device) if unseen else lengths, **statics)
-    assert distance(got, encoder.eager(rows, lengths=lengths, **statics)) < tolerance
+    got = encoder(rows, lengths=torch.tensor(lengths, device=rows.device) if unseen else lengths, **static_args)
+    assert distance(got, encoder.eager(rows, lengths=lengths, **static_args)) < tolerance
 
 
 def captured(encoder):

@@ -45,12 +45,12 @@ def check_copies(copy_rows, device="cpu"):
         dtype, shape = kind
         memory = torch.randint(2, (first + 2 * count + 1, *shape), device=device).to(dtype)
         rows = torch.ones(count + spare, *shape, dtype=dtype, device=device)
-        places = torch.randperm(2 * count, device=device)[:count].sort().values
+        indices = torch.randperm(2 * count, device=device)[:count].sort().values
         address = memory.data_ptr() + first * memory[0].nbytes
         padding = count + between
         source = torch.tensor([address, count, int(which == "at places"), padding], device=device)
-        wanted = places if which == "at places" else torch.arange(count, device=device)
-        copy_rows(source, places[:0] if which == "first" else places, rows)
+        wanted = indices if which == "at places" else torch.arange(count, device=device)
+        copy_rows(source, indices[:0] if which == "first" else indices, rows)
         assert torch.equal(rows[:count], memory[first:][wanted])
         assert (rows[count:padding] == 1).all()
         assert not rows[padding:].any()

@@ -5,7 +5,7 @@ import math
 from hypothesis import strategies as st
 
 import varlen_graphs as vg
-from varlen_graphs.layouts.needs import Demand
+from varlen_graphs.layouts.usage import Usage
 from varlen_graphs.routing.costs import Costs
 
 
@@ -38,7 +38,7 @@ def make_table(items, budget, layout):
     return vg.layouts.ItemTable(torch.tensor([*items, *padding]), budget, layout)
 
 
-demands = st.builds(Demand, st.integers(1, 600), st.integers(1, 6), st.integers(1, 300), st.integers(1, 3))
+usages = st.builds(Usage, st.integers(1, 600), st.integers(1, 3), st.integers(1, 6), st.integers(1, 300))
 
 budgets = st.builds(
     vg.budgets.Budget, st.integers(64, 1500), st.integers(1, 8), st.integers(1, 16), st.integers(100, 400)

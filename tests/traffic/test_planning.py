@@ -18,7 +18,7 @@ from tests.support.encoders import attention_encoder, attention_spec
 from tests.support.towers import distance, pixels, qwen2_tower
 from varlen_graphs.budgets.ladder import row_count_for
 from varlen_graphs.budgets.memory_size import SCRATCH
-from varlen_graphs.layouts.needs import Demand
+from varlen_graphs.layouts.usage import Usage
 from varlen_graphs.routing.costs import REPLAY_ROWS
 from varlen_graphs.routing.packing import pack
 from varlen_graphs.traffic.planning import ASSUMED, evaluate
@@ -217,8 +217,8 @@ def test_a_call_is_planned_to_run_eager_only_where_an_item_fits_no_replay(calls,
     made = trace_of(Counter(Size(sum(call), len(call), len(call), max(call), max(call)) for call in [[100], *calls]))
     plan = vg.traffic.plan(made, max_memory=SCRATCH + rows * 500, costs=LIMITED)
     chosen = vg.routing.Costs.in_rows(plan.budgets)
-    packs = [pack([Demand(length, 1, length) for length in call], chosen) for call in calls]
-    assert plan.eager == sum(any(one.budget is None for one in of_call) for of_call in packs)
+    batches = [pack([Usage(length, 1, 1, length) for length in call], chosen) for call in calls]
+    assert plan.eager == sum(any(one.budget is None for one in of_call) for of_call in batches)
 
 
 def test_an_item_is_not_parted_at_its_frames():

@@ -94,7 +94,7 @@ def test_without_graphs_the_module_itself_answers():
 
 
 def test_a_module_that_cannot_answer_for_itself_runs_with_the_declared_buffers():
-    class Needs(nn.Module):
+    class UsageMeter(nn.Module):
         def forward(self, x, lengths, scale=None):
             if scale is None:
                 raise ValueError("no scale")
@@ -103,7 +103,7 @@ def test_a_module_that_cannot_answer_for_itself_runs_with_the_declared_buffers()
     buffer = vg.buffers.DeviceBuffer("scale", lambda table: 2.0 + 0 * table.row, any_segments=False)
     for backend in ("eager", "tape"):
         spec = vg.BufferSpec("x", vg.Lengths(), [buffer])
-        encoder = vg.GraphedEncoder(Needs(), [64], spec, backend=backend)
+        encoder = vg.GraphedEncoder(UsageMeter(), [64], spec, backend=backend)
         rows = rows_for([100])
         assert distance(encoder(rows, lengths=[100]), 2 * rows) < 1e-6
 

@@ -10,7 +10,7 @@ from varlen_graphs.budgets.ladder import Budgets, DefaultBudgets, Ladder, Padded
 from varlen_graphs.checks.fields import is_integer
 from varlen_graphs.errors import BudgetError
 from varlen_graphs.layouts.arguments import LayoutArgument
-from varlen_graphs.layouts.needs import Needs
+from varlen_graphs.layouts.usage import UsageMeter
 
 BATCHES = (1, 2, 4, 8, 16, 32)
 """Default budgets for items of one row."""
@@ -23,7 +23,7 @@ def default_budgets(layout: LayoutArgument) -> DefaultBudgets:
     return DefaultBudgets(PaddedLadder() if layout.padded else Ladder())
 
 
-def resolve_budgets(budgets: Budgets, multiple: int, needs: Needs) -> tuple[Budget, ...]:
+def resolve_budgets(budgets: Budgets, multiple: int, usage: UsageMeter) -> tuple[Budget, ...]:
     """Return sorted, distinct budgets from any accepted form of `budgets`.
 
     Plain integers are row counts, rounded up to a multiple of `lcm(16, multiple)` like those of a `Ladder`, and get the
@@ -31,7 +31,7 @@ def resolve_budgets(budgets: Budgets, multiple: int, needs: Needs) -> tuple[Budg
     multiple of `multiple` only. Capacities are never rounded down. Where each item is one row, integers are numbers of
     items, and are not rounded.
     """
-    aligned, layout, per = math.lcm(ROW_ALIGNMENT, multiple), needs.layout, needs.rows_per_segment
+    aligned, layout, per = math.lcm(ROW_ALIGNMENT, multiple), usage.layout, usage.rows_per_segment
     if layout.one_row and isinstance(budgets, Ladder):
         raise BudgetError(f"budgets is {budgets!r}: expected batch sizes for a Batch, such as [1, 2, 4, 8, 16]")
     if isinstance(budgets, Ladder):

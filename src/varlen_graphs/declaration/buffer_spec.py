@@ -13,19 +13,19 @@ from torch import Tensor
 from varlen_graphs.budgets.budget import Budget
 from varlen_graphs.buffers import AttentionMask, AttentionSchedule, Buffer, CuSeqlens, HostBuffer, MaxSeqlen
 from varlen_graphs.declaration.checks import check_names, check_rows, check_segments, check_types
-from varlen_graphs.declaration.statics import StaticKey, static_key
+from varlen_graphs.declaration.static_args import StaticKey, static_key
 from varlen_graphs.inputs.extra import Input
 from varlen_graphs.inputs.rows import Rows as InputRows
 from varlen_graphs.layouts.arguments import BATCH_IS, LayoutArgument
 from varlen_graphs.layouts.entry_counts import EntryCounts
+from varlen_graphs.layouts.item_slice import ItemSlice
 from varlen_graphs.layouts.item_table import ItemTable
 from varlen_graphs.layouts.items import Layout
 from varlen_graphs.layouts.mask import Mask
-from varlen_graphs.layouts.needs import Needs
 from varlen_graphs.layouts.pictures import Pictures, patches_of, pictures_of
 from varlen_graphs.layouts.samples import sample_layout
 from varlen_graphs.layouts.segments import Per
-from varlen_graphs.layouts.span import Span
+from varlen_graphs.layouts.usage import UsageMeter
 from varlen_graphs.outputs.batch_rows import AS_ROWS, BatchRows
 from varlen_graphs.outputs.declared import Declared, each_extent, extents
 from varlen_graphs.outputs.entries import CountedEntries, Entries, Extent, FrameRows, Groups, Rows
@@ -219,7 +219,9 @@ class BufferSpec:
 
     def argument_shape(self, layout: Layout, example: Tensor) -> list[int]:
         """Return the shape of the rows argument for these items, with entries as in `example`."""
-        return self.packed.argument_shape(self.row_extent.size(Span.of(layout)), self.row_extent.rest(example.shape))
+        return self.packed.argument_shape(
+            self.row_extent.size(ItemSlice.of(layout)), self.row_extent.rest(example.shape)
+        )
 
     @cached_property
     def host_buffers(self) -> list[HostBuffer]:
@@ -255,19 +257,19 @@ class BufferSpec:
         return not self.layout.padded and any(isinstance(b, Buffer) and b.clears_padding for b in self.buffers)
 
     @cached_property
-    def needs(self) -> Needs:
-        """The capacities items need, by the kinds of segments that some buffer uses, or may use."""
+    def usage(self) -> UsageMeter:
+        """The capacity that items use, by the kinds of segments that some buffer uses, or may use."""
         kinds: set[Per] = {buffer.per for buffer in self.segmented if buffer.per is not None}
         if self.layout.padded:
             kinds.add("item")  # each takes a place of the batch, and none is longer
         if any(buffer.any_segments for buffer in self.buffers):
             kinds |= {"item", "frame"} if self.layout.has_frames else {"item"}
             kinds |= {"group"} if self.layout.grouped else set()
-        return Needs(self.layout, kinds)
+        return UsageMeter(self.layout, kinds)
 
     def item_table(self, values: Tensor, budget: Budget) -> ItemTable:
         """Return the table of items at a budget."""
-        return ItemTable(values, budget, self.layout, self.needs.kinds)
+        return ItemTable(values, budget, self.layout, self.usage.kinds)
 
     @cached_property
     def row_multiple(self) -> int:
@@ -304,21 +306,21 @@ class BufferSpec:
         buffers = [buffer for buffer in self.buffers if isinstance(buffer, Buffer)]
         return [(buffer, buffer.largest) for buffer in buffers if buffer.largest is not None]
 
-    def key(self, statics: Mapping[str, Any], row_shape: Sequence[int]) -> StaticKey:
+    def key(self, static_args: Mapping[str, Any], row_shape: Sequence[int]) -> StaticKey:
         """Return the key of the graphs for static arguments, and for rows of a shape if items of a batch have several.
 
         Raises:
             ChangeableError: An argument may change.
         """
-        key = static_key(statics) if statics else ()
+        key = static_key(static_args) if static_args else ()
         return (*key, (self.packed.name, (torch.Size, tuple(row_shape)))) if self.layout.one_row else key
 
     def sample(self, budget: Budget) -> Layout:
         """Return items of nearly equal size that fill a budget, see `sample_layout`."""
-        return sample_layout(self.layout, budget, self.needs.windows, self.smallest)
+        return sample_layout(self.layout, budget, self.usage.windows, self.smallest)
 
     def exact_budget(self, layout: Layout) -> Budget:
         """Return the budget without padding that `layout` needs when it runs eager."""
-        load = self.needs.load(layout)
-        longest = max(1, load.longest, layout.length)
-        return Budget._make((layout.size, load.items, max(1, load.segments), longest))  # without checks: calls ask
+        used = self.usage.of(layout)
+        longest = max(1, used.longest, layout.length)
+        return Budget._make((layout.size, used.items, max(1, used.segments), longest))  # without checks: calls ask

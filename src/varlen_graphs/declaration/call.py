@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
-from varlen_graphs.declaration.statics import StaticKey
+from varlen_graphs.declaration.static_args import StaticKey
 from varlen_graphs.layouts.items import Layout
-from varlen_graphs.layouts.packed_batch import Places, Sizes
+from varlen_graphs.layouts.packed_batch import GatherIndices, Sizes
 
 EMPTY_ITEM = "an item has no rows"
 """Reason why the module itself answers a call: what it does with such an item is its own business."""
@@ -23,15 +23,15 @@ class Call:
             `[batch, length, ...]`; `[batch, *padded, ...]` while they are `to_pack`.
         description: The arguments that describe the items, by name: the layout argument first, then the columns
             (`None` where absent) and the mask of a batch to pack.
-        statics: Other arguments, for which graphs are captured; arguments equal to their default are left out.
-        key: `statics` as a key.
+        static_args: Other arguments, for which graphs are captured; arguments equal to their default are left out.
+        key: `static_args` as a key.
         original: All arguments by name, as the caller passed them; empty where `rows` are a part of the caller's.
-        beyond: Reason why only the original module can answer this call; `None` if graphs can.
+        eager_reason: Reason why only the original module can answer this call; `None` if graphs can.
         layout: The items; `None` while only the GPU has seen them.
         padded: Size to which the items of a batch were padded that was packed on its way in: `(length,)`, or `(height,
             width)` in patches for pictures; empty for other calls.
         sizes: Sizes of the items of such a batch; empty for other calls.
-        places: Places of the real rows in such a batch; `None` for other calls.
+        gather_indices: Indices of the real rows in such a batch; `None` for other calls.
         to_pack: True while such rows, and the tensors beside them with an entry a row, are still padded.
         staged: True if `rows` already lie in the arena, where the caller wrote them.
         inputs: Tensors beside the rows, by name, entries first; those left to their defaults are missing.
@@ -40,14 +40,14 @@ class Call:
 
     rows: Tensor
     description: dict[str, Any]
-    statics: dict[str, Any]
+    static_args: dict[str, Any]
     key: StaticKey
     original: dict[str, Any]
-    beyond: str | None
+    eager_reason: str | None
     layout: Layout | None = None
     padded: tuple[int, ...] = ()
     sizes: Sizes = ()
-    places: Places | None = None
+    gather_indices: GatherIndices | None = None
     to_pack: bool = False
     staged: bool = False
     inputs: dict[str, Tensor] = field(default_factory=dict)

@@ -173,7 +173,7 @@ def check_segments(spec: "BufferSpec") -> None:
                 f"{buffer!r} needs items with frames, which {type(spec.layout).__name__} does not describe; {cut}"
             )
     orders = [getattr(buffer, name, None) for buffer in spec.buffers for name in ("windows", "order")]
-    sizes = {per for per in (*spec.needs.kinds, *orders) if isinstance(per, Windows)}
+    sizes = {per for per in (*spec.usage.kinds, *orders) if isinstance(per, Windows)}
     if len(sizes) > 1:
         raise SpecError(f"got {sorted(sizes, key=lambda per: per.side)}: expected windows of one size")
     for extent in extents(spec.outputs):
@@ -201,10 +201,10 @@ def check_budgets(spec: "BufferSpec", budgets: Sequence[Budget]) -> None:
                 f"no item could use {budget}: the smallest item has {counted(spec.smallest, 'row')}, as "
                 f"BufferSpec(min_rows={spec.min_rows}) declares; raise the budget"
             )
-    _, whole, _ = spec.needs.by_kind
+    _, whole, _ = spec.usage.by_kind
     shortest = spec.row_multiple if whole else spec.layout.row_multiple
     for budget in budgets:
-        if spec.needs.kinds and budget.max_seqlen < shortest:
+        if spec.usage.kinds and budget.max_seqlen < shortest:
             raise BudgetError(
                 f"no item could use {budget}: the shortest segment has {counted(shortest, 'row')} (merge size "
                 f"{spec.layout.merge}, and the ratios of the outputs); raise max_seqlen"

@@ -13,18 +13,19 @@ from varlen_graphs.declaration.call import EMPTY_ITEM, Call
 from varlen_graphs.errors import LayoutError, counted
 from varlen_graphs.inputs.extra import PerRow
 from varlen_graphs.layouts.arguments import check_batch
+from varlen_graphs.layouts.item_slice import ItemSlice
 from varlen_graphs.layouts.item_table import ItemTable
 from varlen_graphs.layouts.items import Layout
 from varlen_graphs.layouts.mask import Mask, check_marks
-from varlen_graphs.layouts.packed_batch import Places, item_sizes, pack_rows
+from varlen_graphs.layouts.packed_batch import GatherIndices, item_sizes, pack_rows
 from varlen_graphs.layouts.pictures import Pictures
-from varlen_graphs.layouts.span import Span
 
 
 def read_items(spec: BufferSpec, call: Call) -> Layout:
     """Return the items of a call, and keep them in `call.layout`. Costs a sync if only the GPU has seen them.
 
-    A padded batch to pack stays padded, with `call.to_pack`; `call.beyond` tells if only the module can run the items.
+    A padded batch to pack stays padded, with `call.to_pack`; `call.eager_reason` tells if only the module can run the
+    items.
 
     Raises:
         LayoutError: Impossible items, items that do not match the rows or other tensors of the call, or an item that an
@@ -37,19 +38,19 @@ def read_items(spec: BufferSpec, call: Call) -> Layout:
             check_inputs(spec, call)
         if spec.packs:
             call.rows, call.padded, call.sizes = batch, padded, item_sizes(call.layout, padded)
-            call.places, call.to_pack = Places(batch.device), True
-        if call.beyond is None:
-            call.beyond = why_beyond(spec, call.layout, call.padded)
+            call.gather_indices, call.to_pack = GatherIndices(batch.device), True
+        if call.eager_reason is None:
+            call.eager_reason = eager_reason(spec, call.layout, call.padded)
     return call.layout
 
 
-def why_beyond(spec: BufferSpec, layout: Layout, padded: tuple[int, ...] = ()) -> str | None:
+def eager_reason(spec: BufferSpec, layout: Layout, padded: tuple[int, ...] = ()) -> str | None:
     """Return the reason why no graph takes such items, whatever budgets hold; `None` if graphs do."""
     if 0 in layout.rows:
         return EMPTY_ITEM
     if spec.min_rows > 1 and (least := min(layout.rows)) < spec.min_rows:
         return f"an item of {counted(least, 'row')}, with min_rows={spec.min_rows}"
-    return spec.layout.beyond(layout, padded) if isinstance(spec.layout, Pictures) else None
+    return spec.layout.eager_reason(layout, padded) if isinstance(spec.layout, Pictures) else None
 
 
 def read_layout(spec: BufferSpec, call: Call) -> Layout:
@@ -60,9 +61,9 @@ def read_layout(spec: BufferSpec, call: Call) -> Layout:
     """
     layout = read_items(spec, call)
     if call.to_pack:
-        call.rows = pack_rows(call.rows, call.sizes, call.places)
+        call.rows = pack_rows(call.rows, call.sizes, call.gather_indices)
         names = [one.name for one in spec.inputs if isinstance(one, PerRow) and one.name in call.inputs]
-        packed = {name: pack_rows(call.inputs[name], call.sizes, call.places) for name in names}
+        packed = {name: pack_rows(call.inputs[name], call.sizes, call.gather_indices) for name in names}
         call.inputs = call.inputs | packed
         call.to_pack = False
     return layout
@@ -76,12 +77,12 @@ def check_inputs(spec: BufferSpec, call: Call) -> None:
     """
     rows, extent = call.rows.shape, spec.call_extent
     if call.staged and call.layout is not None:  # the rows come later
-        rows = torch.Size(extent.size(Span.of(call.layout)))
-    span = Span(0, rows[0], 0, call.items, rows[1] if spec.batched else 0)
+        rows = torch.Size(extent.size(ItemSlice.of(call.layout)))
+    item_slice = ItemSlice(0, rows[0], 0, call.items, rows[1] if spec.batched else 0)
     for one in spec.inputs:
         if one.name in call.inputs:
             own = one.extent(extent)
-            sizes, came = own.size(span), call.inputs[one.name].shape[: len(own.dims)]
+            sizes, came = own.size(item_slice), call.inputs[one.name].shape[: len(own.dims)]
             if came != sizes:
                 what = " by ".join(f"{size} {name}" for size, name in zip(sizes, own.dims, strict=True))
                 raise LayoutError(

@@ -20,7 +20,7 @@ from varlen_graphs.declaration.other_outputs import (
     with_hidden_states,
 )
 from varlen_graphs.declaration.parameters import HANDED_ON, WITHOUT_EFFECT, parameters_of
-from varlen_graphs.declaration.statics import ChangeableError, alike, static_form
+from varlen_graphs.declaration.static_args import ChangeableError, alike, static_form
 from varlen_graphs.declaration.undeclared import declaration_of
 from varlen_graphs.errors import InputError, SpecError, counted
 from varlen_graphs.watch.leaves import PLAIN_TENSORS
@@ -118,7 +118,7 @@ class Signature:
         )
         graphed = {OUTPUT_HIDDEN_STATES} if self._graphs_hidden_states else set()
         self._others = {name: other for name, other in OTHER_OUTPUTS.items() if name not in graphed}
-        self._no_statics: tuple[tuple[Any, ...], dict[str, Any], str | None] | None = None
+        self._no_static_args: tuple[tuple[Any, ...], dict[str, Any], str | None] | None = None
         self._asked = self._asked_by_config()  # by the configuration that the module itself is captured with
         # True if something else than the module is captured, and the module takes the encoder's arguments too.
         hands_on = self._module_takes_any and (
@@ -172,17 +172,19 @@ class Signature:
                 others[name] = value
         if self._spec.layout.optional and description[self._spec.layout.name] is None:
             description[self._spec.layout.name] = self._spec.layout.missing(rows.shape)
-        statics, beyond = self.bind_statics(others, rows.shape, description) if others else self._bind_no_statics()
-        if beyond is None and self._eager_if is not None:
-            beyond = self.why_eager()
-        key = self._spec.key(statics, self._spec.row_shape(rows.shape))
-        return Call(rows, description, statics, key, arguments, beyond, inputs=inputs, positional=len(args))
+        static_args, eager_reason = (
+            self.bind_static_args(others, rows.shape, description) if others else self._bind_no_static_args()
+        )
+        if eager_reason is None and self._eager_if is not None:
+            eager_reason = self.why_eager()
+        key = self._spec.key(static_args, self._spec.row_shape(rows.shape))
+        return Call(rows, description, static_args, key, arguments, eager_reason, inputs=inputs, positional=len(args))
 
     def why_eager(self) -> str | None:
         """Return the reason why the user lets calls run eager now, or `None`."""
         return None if self._eager_if is None else self._eager_if(self._module)
 
-    def bind_statics(
+    def bind_static_args(
         self, arguments: Mapping[str, Any], rows: Sequence[int] = (), description: Mapping[str, Any] | None = None
     ) -> tuple[dict[str, Any], str | None]:
         """Sort arguments that are neither rows nor items.
@@ -197,8 +199,8 @@ class Signature:
             InputError: An argument is unknown, missing, or may change; or it is a tensor that is not declared, or is
                 computed in the graph, and the original module does not take it.
         """
-        statics: dict[str, Any] = {}
-        beyond = None
+        static_args: dict[str, Any] = {}
+        eager_reason = None
         if self._graphs_hidden_states:
             arguments = with_hidden_states(arguments, self._module, self._captured.get(OUTPUT_HIDDEN_STATES))
         for name, value in arguments.items():
@@ -218,12 +220,12 @@ class Signature:
                 )
             if takes:
                 if not self._is_default(name, value):
-                    statics[name] = self._static(name, value)
-                    beyond = reason if asks_other else beyond
+                    static_args[name] = self._static(name, value)
+                    eager_reason = reason if asks_other else eager_reason
             elif name in WITHOUT_EFFECT or (name in self._others and not asks_other):
                 continue
             elif original:
-                beyond = beyond if value is None else reason
+                eager_reason = eager_reason if value is None else reason
             else:
                 raise InputError(f"{self._who} has no argument {name!r}; it takes {self._positional}")
         if self._required and (missing := [name for name in self._required if name not in arguments]):
@@ -232,19 +234,19 @@ class Signature:
                 f"arguments {missing} are missing: {self._who} has no default for them; "
                 f"{self._spec.advice(declared, 'pass them')}"
             )
-        if beyond is None and self.original_takes_call:
-            beyond = asked_by_config(arguments, self._module)
-        elif beyond is None and not self._replaced and (asked := self._asked_by_config()) != self._asked:
-            beyond = asked or f"no {self._asked} any more"
-        return statics, beyond
+        if eager_reason is None and self.original_takes_call:
+            eager_reason = asked_by_config(arguments, self._module)
+        elif eager_reason is None and not self._replaced and (asked := self._asked_by_config()) != self._asked:
+            eager_reason = asked or f"no {self._asked} any more"
+        return static_args, eager_reason
 
-    def _bind_no_statics(self) -> tuple[dict[str, Any], str | None]:
-        """Return what `bind_statics` returns for no arguments, which changes with the configuration alone."""
+    def _bind_no_static_args(self) -> tuple[dict[str, Any], str | None]:
+        """Return what `bind_static_args` returns for no arguments, which changes with the configuration alone."""
         settings = settings_now(self._module)
-        if self._no_statics is None or self._no_statics[0] != settings:
-            self._no_statics = settings, *self.bind_statics({})
-        _, statics, beyond = self._no_statics
-        return {**statics}, beyond
+        if self._no_static_args is None or self._no_static_args[0] != settings:
+            self._no_static_args = settings, *self.bind_static_args({})
+        _, static_args, eager_reason = self._no_static_args
+        return {**static_args}, eager_reason
 
     def _asked_by_config(self) -> str | None:
         graphed = {OUTPUT_HIDDEN_STATES: True} if self._graphs_hidden_states else {}

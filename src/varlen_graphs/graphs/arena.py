@@ -18,11 +18,11 @@ from varlen_graphs.graphs.padding_values import poison_floating, repeat_entries
 from varlen_graphs.graphs.pinned_ring import PinnedRing
 from varlen_graphs.graphs.row_source import NOWHERE, RowSource, Source, address_of_sizes
 from varlen_graphs.graphs.static_inputs import StaticInputs
+from varlen_graphs.layouts.item_slice import ItemSlice
 from varlen_graphs.layouts.item_table import ItemTable
 from varlen_graphs.layouts.items import Layout
-from varlen_graphs.layouts.packed_batch import Places, Sizes, has_padding, pack_rows, real_places
+from varlen_graphs.layouts.packed_batch import GatherIndices, Sizes, has_padding, pack_rows, real_indices
 from varlen_graphs.layouts.samples import sample_item
-from varlen_graphs.layouts.span import Span
 
 HEADER = 5
 """Number of integers that come first; see `Arena.header`."""
@@ -40,8 +40,8 @@ class Arena:
     Attributes:
         rows: `[largest rows, *shape]`. Past the active rows: leftovers of earlier calls. Graphs replace them by zeros,
             integers by the declared pad.
-        items: int64: `header`, `source`, index of the first row of padding, 0, `table`, and the places of the real rows
-            in a batch to pack, one after the other.
+        items: int64: `header`, `source`, index of the first row of padding, 0, `table`, and the indices of the real
+            rows in a batch to pack, one after the other.
         table: int64 `[largest items, 3 + columns]`, with one column more if items are grouped.
         source: The caller's rows, from which graphs copy them.
         header: int64 `[5]`; see `varlen_graphs.kernels.check.reference.check_items`.
@@ -72,13 +72,13 @@ class Arena:
         padding = (0, 0, 0, *spec.layout.pads)
         self._width = len(padding)
         self._padding = array("q", padding * most_items)
-        most_places = most_rows if spec.packs else 0
-        self.items = torch.tensor([0] * FRONT + [*padding] * most_items + [0] * most_places, device=device)
+        most_indices = most_rows if spec.packs else 0
+        self.items = torch.tensor([0] * FRONT + [*padding] * most_items + [0] * most_indices, device=device)
         self._uploaded = self.items[: FRONT + len(self._padding)]
-        self._places = self.items[FRONT + len(self._padding) :]
+        self._gather_indices = self.items[FRONT + len(self._padding) :]
         self._front, self.table = self.items[:FRONT], self._uploaded[FRONT:].view(most_items, self._width)
         self.header = self._front[:HEADER]
-        self.source = RowSource(self._front[HEADER : FRONT - 1], self._places, self.rows, self._extent)
+        self.source = RowSource(self._front[HEADER : FRONT - 1], self._gather_indices, self.rows, self._extent)
         self.ring = PinnedRing(len(self.items), device)
         self._host = {
             buffer.name: torch.zeros(
@@ -139,11 +139,13 @@ class Arena:
         given |= self._inputs.view(budget)
         return self._at(budget), self._spec.item_table(self.table[: budget.items], budget), given
 
-    def call(self, layout: Layout, budget: Budget, statics: dict[str, Any]) -> Call:
+    def call(self, layout: Layout, budget: Budget, static_args: dict[str, Any]) -> Call:
         """Return a call of the first rows at a budget, where these and the tensors beside them lie."""
-        span = Span.of(layout)
-        rows, inputs = self._extent.part(self._at(budget), span), self._inputs.part(span, budget)
-        return Call(rows, {}, statics, self._spec.key(statics, self._row_shape), {}, None, layout, inputs=inputs)
+        item_slice = ItemSlice.of(layout)
+        rows, inputs = self._extent.part(self._at(budget), item_slice), self._inputs.part(item_slice, budget)
+        return Call(
+            rows, {}, static_args, self._spec.key(static_args, self._row_shape), {}, None, layout, inputs=inputs
+        )
 
     def forget(self, budget: Budget) -> None:
         """Keep nothing of a budget whose graph was dropped."""
@@ -157,31 +159,39 @@ class Arena:
         return self._rows_at[budget]
 
     def load_inputs(
-        self, call: Call, spans: Sequence[tuple[Span, Span]], budget: Budget, places: Places | None = None
+        self,
+        call: Call,
+        slices: Sequence[tuple[ItemSlice, ItemSlice]],
+        budget: Budget,
+        gather_indices: GatherIndices | None = None,
     ) -> None:
         """Copy the tensors beside the rows of one replay; see `StaticInputs.load`."""
-        self._inputs.load(call, spans, budget, places, clears=not self.keeps_padding)
+        self._inputs.load(call, slices, budget, gather_indices, clears=not self.keeps_padding)
 
     def load_rows(
-        self, call: Call, spans: Sequence[tuple[Span, Span]], budget: Budget, places: Places | None = None
+        self,
+        call: Call,
+        slices: Sequence[tuple[ItemSlice, ItemSlice]],
+        budget: Budget,
+        gather_indices: GatherIndices | None = None,
     ) -> None:
-        """Copy the rows of one replay, one copy a span. Queued on the current stream.
+        """Copy the rows of one replay, one copy a slice. Queued on the current stream.
 
         Floating rows are cast to the dtype of the arena. Tensors on the host sync if they lie in pinned memory.
 
         Args:
             call: The call.
-            spans: Places of its rows and items, and those in the replay.
+            slices: Those of its rows and items, and those in the replay.
             budget: Budget of the replay.
-            places: For a batch that is packed on the way: places of its real rows.
+            gather_indices: For a batch that is packed on the way: indices of its real rows.
         """
         if call.staged:
             return
-        if places is not None:
-            pack_rows(call.rows, call.sizes, places, self.rows[: call.shape[0]])
+        if gather_indices is not None:
+            pack_rows(call.rows, call.sizes, gather_indices, self.rows[: call.shape[0]])
             return
         rows, target, place = call.rows, self._at(budget), self._extent.place
-        for there, here in spans:
+        for there, here in slices:
             whole = there.rows == len(rows) and not self._extent.gaps
             target[place(here)].copy_(rows if whole else rows[place(there)], non_blocking=True)
 
@@ -199,7 +209,7 @@ class Arena:
             layout: The items.
             budget: Budget of the replay.
             source: Where the rows lie that the graph copies.
-            sizes: For a batch that is packed on the way: sizes of its items; see `places`.
+            sizes: For a batch that is packed on the way: sizes of its items; see `gather_indices`.
             padded: The size to which these are padded.
         """
         self._load_items(layout, source, sizes, padded)
@@ -213,11 +223,11 @@ class Arena:
         finally:
             self.loading = before
 
-    def places(self, call: Call) -> Places:
-        """Return the places of the real rows of a call to pack, as loaded with its items, until the next replay."""
-        places = Places(self.rows.device)
-        places.keep(call.sizes, call.padded, self._places[: call.shape[0]])
-        return places
+    def gather_indices(self, call: Call) -> GatherIndices:
+        """Return the indices of the real rows of a call to pack, as loaded with its items, until the next replay."""
+        gather_indices = GatherIndices(self.rows.device)
+        gather_indices.keep(call.sizes, call.padded, self._gather_indices[: call.shape[0]])
+        return gather_indices
 
     def load_table(
         self, description: Mapping[str, Any], call: int, items: int, active: int, source: Source = NOWHERE
@@ -301,7 +311,7 @@ class Arena:
         values.extend(chain.from_iterable(layout.items))
         values += self._padding[len(values) - FRONT :]  # of the whole table: no budget needs a slice of its own
         if padded and has_padding(active, len(layout), padded):
-            values.frombytes(real_places(sizes, padded).tobytes())
+            values.frombytes(real_indices(sizes, padded).tobytes())
             self.ring.upload(values, self.items[: len(values)])
         else:
             self.ring.upload(values, self._uploaded)

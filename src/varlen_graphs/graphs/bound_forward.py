@@ -30,18 +30,18 @@ class BoundForward:
 
     Args:
         forward: The forward.
-        statics: Its static arguments.
+        static_args: Its static arguments.
         mode: The mode that graphs hold for.
     """
 
     def __init__(
         self,
         forward: Forward,
-        statics: dict[str, Any],
+        static_args: dict[str, Any],
         mode: Mode,
     ) -> None:
         self._forward = forward
-        self._statics = statics
+        self._static_args = static_args
         self._mode = mode
 
     @property
@@ -73,7 +73,7 @@ class BoundForward:
         torch.clear_autocast_cache()
         try:
             with self._mode.autocast(device), self._named(rows, table):
-                arguments = self._forward.arguments(rows, table, given, self._statics)
+                arguments = self._forward.arguments(rows, table, given, self._static_args)
                 output = self._forward.run(arguments, table.budget if compiled and device == "cuda" else None)
         except CaptureError as error:
             if error.__cause__ is not None and (refusal := self._why_refused(rows, table, given)) is not None:
@@ -81,7 +81,7 @@ class BoundForward:
             raise
         finally:
             torch.clear_autocast_cache()
-        parts = self._forward.take_apart(output, self._statics, table.budget)
+        parts = self._forward.take_apart(output, self._static_args, table.budget)
         clear_gaps(parts, table)
         return parts
 
@@ -90,7 +90,7 @@ class BoundForward:
         if active_mode() is not None:  # of who watches already
             return None
         with suppress(Exception), self._mode.autocast(rows.device.type):
-            arguments = self._forward.arguments(rows, table, given, self._statics)
+            arguments = self._forward.arguments(rows, table, given, self._static_args)
             try:
                 rules = CaptureRulesMode(rows.device, "the module")
                 rules.watch(partial(self._forward.run, arguments))
@@ -115,7 +115,7 @@ class BoundForward:
             raise self.explained(arena, error) from error
         for rows, table, given in arena.probes():
             with self._mode.autocast(rows.device.type):
-                arguments = self._forward.arguments(rows, table, given, self._statics)
+                arguments = self._forward.arguments(rows, table, given, self._static_args)
                 check_shared(arguments, partial(self._forward.run, arguments))
         return first.constants
 
@@ -157,7 +157,7 @@ class BoundForward:
         try:
             for rows, table, given in arena.probes():
                 with self._mode.autocast(rows.device.type):
-                    arguments = self._forward.arguments(rows, table, given, self._statics)
+                    arguments = self._forward.arguments(rows, table, given, self._static_args)
                     output = rules.watch(partial(self._forward.run, arguments), fast_paths=False)
                 found.append((flatten(output, self._forward.spec.declared), table.budget))
             for parts, budget in found:

@@ -29,7 +29,7 @@ def measure(
     graphs: GraphSet,
     forward: Forward,
     budgets: Sequence[Budget],
-    statics: dict[str, Any],
+    static_args: dict[str, Any],
     held: int,
     agreement: Agreement,
     known: Costs | None = None,
@@ -46,7 +46,7 @@ def measure(
         graphs: The graphs to replay.
         forward: The forward to run eager.
         budgets: The budgets to time.
-        statics: Static arguments of the graphs.
+        static_args: Static arguments of the graphs.
         held: Bytes that the graphs hold in their pool.
         agreement: Ranks that share the module replay alike, and the times of the first one hold for all.
         known: Costs of budgets that were timed before; then only replays are timed.
@@ -58,7 +58,7 @@ def measure(
         replays = _replays(graphs, forward.spec, budgets, agreement, replayed)
         if known is not None and known.measured:
             return known.with_more(replays, bytes_per_row)
-        host, factor = _eager(graphs, forward, replays, statics, agreement)
+        host, factor = _eager(graphs, forward, replays, static_args, agreement)
         return Costs(replays, graphs.per_square, host, factor, bytes_per_row)
     except Exception as error:  # of the user's code, or the device's
         warn(f"budgets could not be timed, so calls are split by rows alone and always use graphs: {error}")
@@ -85,23 +85,23 @@ def _replays(
             run = partial(graphs.replay, budget)
             launched = replayed or times[budget] < math.inf
             times[budget] = min(times[budget], device_milliseconds(run, agreement, launched))
-    return {b: max(1e-6, times[b] - graphs.per_square * spec.needs.squares(samples[b])) for b in budgets}
+    return {b: max(1e-6, times[b] - graphs.per_square * spec.usage.squares(samples[b])) for b in budgets}
 
 
 def _eager(
-    graphs: GraphSet, forward: Forward, replays: dict[Budget, float], statics: dict[str, Any], agreement: Agreement
+    graphs: GraphSet, forward: Forward, replays: dict[Budget, float], static_args: dict[str, Any], agreement: Agreement
 ) -> tuple[float, float]:
     """Return the host's milliseconds for a call, and the ratio of its cost to that of a graph of its size."""
     spec = forward.spec
 
     def run(sample: Layout, budget: Budget, times: int) -> float:
-        call = graphs.arena.call(sample, budget, statics)
+        call = graphs.arena.call(sample, budget, static_args)
         return host_milliseconds(partial(forward.exact, call), agreement, times)
 
     smallest, largest = min(replays), max(replays)
     whole = spec.sample(largest)
     few = spec.sample(smallest) if spec.layout.padded else _few(spec, smallest)
-    replay = replays[largest] + graphs.per_square * spec.needs.squares(whole)
+    replay = replays[largest] + graphs.per_square * spec.usage.squares(whole)
     return run(few, smallest, times=2), max(1.0, run(whole, largest, times=1) / replay)
 
 

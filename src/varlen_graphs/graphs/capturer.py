@@ -16,7 +16,7 @@ from varlen_graphs.capture.mode import Mode
 from varlen_graphs.capture.pool import Pool, on_device
 from varlen_graphs.checks.values import quoted
 from varlen_graphs.declaration.call import Call
-from varlen_graphs.declaration.statics import StaticKey, static_key
+from varlen_graphs.declaration.static_args import StaticKey, static_key
 from varlen_graphs.errors import BudgetError, SpecError, VerificationError, warn
 from varlen_graphs.graphs.allowance import Allowance
 from varlen_graphs.graphs.arena import Arena
@@ -56,7 +56,7 @@ Prove = Callable[[GraphSet, "CaptureInputs", Sequence[Budget], StateCheck, Call 
 class CaptureInputs(NamedTuple):
     """Inputs that a set of graphs is captured for, with any adapters."""
 
-    statics: dict[str, Any]
+    static_args: dict[str, Any]
     row_shape: tuple[int, ...]
     device: torch.device
 
@@ -119,7 +119,7 @@ class Capturer:
         With the budget that calls use without it, capture instead one graph of exactly their size. It lies beside those
         of the budgets, and is neither timed nor disabled.
         """
-        statics, row_shape, device = inputs
+        static_args, row_shape, device = inputs
         backend = self._mode.backend(device)
         assert backend is not None  # noqa: S101 - calls run eager without one
         self._check_agreement()
@@ -143,11 +143,11 @@ class Capturer:
                 defaults=self._budgets.defaults, allowance=None if fallback_budget else self._allowance,
             )  # fmt: skip
             try:
-                check = self._check(arena, statics, call)
+                check = self._check(arena, static_args, call)
                 if not len(graphs):  # later graphs of a set go by what its first ones have shown
-                    check = self._begun(check, arena, statics, call, max(budgets))
+                    check = self._begun(check, arena, static_args, call, max(budgets))
                     self._written[key] = self._written.get(key, set()) | check.written
-                forward, shadow = self._to_capture(key, statics)
+                forward, shadow = self._to_capture(key, static_args)
                 budgets = graphs.capture(budgets, forward, backend, spare)
             except Exception as error:
                 self.failure = reason_of(error) if is_first else self.failure
@@ -181,7 +181,9 @@ class Capturer:
                     self.prove(graphs, inputs, [budget for budget in budgets if budget in graphs], check, call)
                     self._count_seconds("proven in", start)
             if graphs.timed:
-                self._time(graphs, [budget for budget in budgets if budget in graphs], check.forward, statics, is_first)
+                self._time(
+                    graphs, [budget for budget in budgets if budget in graphs], check.forward, static_args, is_first
+                )
         for budget, reason in failed.items():  # last, because a warning may be an error
             warn(
                 f"the graph of {budget.rows} rows could not be captured, and the budget is disabled: other budgets "
@@ -189,11 +191,12 @@ class Capturer:
             )
         if is_new and len(self.sets) == MANY_KEYS:
             warn(
-                f"{len(self.sets)} sets of static arguments were captured, the last with {statics}: each takes time "
-                f"and memory; {self._forward.spec.advice(PER_CALL, 'pass the same values, or round them to a few')}"
+                f"{len(self.sets)} sets of static arguments were captured, the last with {static_args}: each takes "
+                "time and memory; "
+                f"{self._forward.spec.advice(PER_CALL, 'pass the same values, or round them to a few')}"
             )
 
-    def why_not(self, key: Key, statics: dict[str, Any]) -> str | None:
+    def why_not(self, key: Key, static_args: dict[str, Any]) -> str | None:
         """Return the reason why calls of this key capture nothing, and warn of it once; `None` if they may."""
         if key in self.sets or len(self.sets) < MOST_SETS:
             return None
@@ -201,23 +204,23 @@ class Capturer:
             self._warned_of_sets = True
             warn(
                 f"{len(self.sets)} sets of static arguments have graphs, and {type(self._forward.module).__name__} was "
-                f"called with another one: {self._what_varies(statics)}. Such calls run eager, because each set takes "
-                f"time and memory; {self._forward.spec.advice(f'{PER_CALL}, or round it', 'round it')} to a few "
+                f"called with another one: {self._what_varies(static_args)}. Such calls run eager, because each set "
+                f"takes time and memory; {self._forward.spec.advice(f'{PER_CALL}, or round it', 'round it')} to a few "
                 "values; encoder.capture(...) captures any set that calls should find"
             )
         return TOO_MANY_SETS
 
-    def _what_varies(self, statics: dict[str, Any]) -> str:
+    def _what_varies(self, static_args: dict[str, Any]) -> str:
         """Describe the static argument with the most values so far."""
-        captured = [inputs.statics for inputs in self.inputs.values()]
+        captured = [inputs.static_args for inputs in self.inputs.values()]
         values = {
-            name: {static_key({name: own[name]}) for own in captured if name in own and name in statics}
-            for name in sorted(statics)
+            name: {static_key({name: own[name]}) for own in captured if name in own and name in static_args}
+            for name in sorted(static_args)
         }
         name = max(values, key=lambda name: len(values[name]), default=None)
         if name is None or len(values[name]) < 2:
             return "its adapters, or the shape of its rows, changed"
-        return f"{name}={quoted(statics[name])}, after {len(values[name])} other values"
+        return f"{name}={quoted(static_args[name])}, after {len(values[name])} other values"
 
     def _arena(self, row_shape: tuple[int, ...], device: torch.device) -> Arena:
         """Return the arena for rows of a shape, a new one if need be. All rows but those of a batch fit the first."""
@@ -285,7 +288,7 @@ class Capturer:
         self.dependencies.forget()
         self._mode.forget_settings()
 
-    def _to_capture(self, key: Key, statics: dict[str, Any]) -> tuple[BoundForward, Shadow]:
+    def _to_capture(self, key: Key, static_args: dict[str, Any]) -> tuple[BoundForward, Shadow]:
         """Return the forward to capture, and its shadow: one for all budgets if torch's compiler has to see it.
 
         The shadow shares what no run writes, so that graphs follow the module where that is changed in place.
@@ -293,25 +296,25 @@ class Capturer:
         if (found := self._compiled.get(key)) is not None:
             return found
         shadow = Shadow(self._forward.module, self._written[key])
-        made = BoundForward(self._forward.on(shadow), statics, self._mode), shadow
+        made = BoundForward(self._forward.on(shadow), static_args, self._mode), shadow
         if self._forward.compiled is not None:
             self._compiled[key] = made
         return made
 
-    def _check(self, arena: Arena, statics: dict[str, Any], call: Call | None) -> StateCheck:
+    def _check(self, arena: Arena, static_args: dict[str, Any], call: Call | None) -> StateCheck:
         """Return a check by runs of a call, or of a made-up item if there is none."""
 
         def runs(forward: Forward) -> Run:
-            bound = BoundForward(forward, statics, self._mode)
+            bound = BoundForward(forward, static_args, self._mode)
             return lambda which: bound.run_probe(arena.probes()[0], which)  # each with an item table of its own
 
         def of_an_item(forward: Forward) -> Parts:
-            return BoundForward(forward, statics, self._mode).run_probe(arena.smallest_probe(), which=2)
+            return BoundForward(forward, static_args, self._mode).run_probe(arena.smallest_probe(), which=2)
 
         return StateCheck(self._forward, runs if call is None else runs_of(call), of_an_item)
 
     def _begun(
-        self, check: StateCheck, arena: Arena, statics: dict[str, Any], call: Call | None, budget: Budget
+        self, check: StateCheck, arena: Arena, static_args: dict[str, Any], call: Call | None, budget: Budget
     ) -> StateCheck:
         """Begin a check of what the module keeps; one of a made-up item where the declared forward takes no such call.
 
@@ -321,7 +324,7 @@ class Capturer:
         def at_capacity(forward: Forward) -> None:
             arena.load_sample(budget)
             assert self.checks is not None  # noqa: S101 - made ahead
-            BoundForward(forward, statics, self._mode).run_probe(self.checks.view(arena, budget), which=2)
+            BoundForward(forward, static_args, self._mode).run_probe(self.checks.view(arena, budget), which=2)
 
         is_bounded = budget not in self._budgets.defaults  # the allowance is for runs of others
         autocast = self._mode.autocast(arena.rows.device.type)
@@ -330,16 +333,16 @@ class Capturer:
                 check.begin(at_capacity if is_bounded else None, is_first=call is None)
             except SizeError as error:
                 shadow = Shadow(self._forward.module)
-                raise BoundForward(self._forward.on(shadow), statics, self._mode).explained(arena, error) from error
+                raise BoundForward(self._forward.on(shadow), static_args, self._mode).explained(arena, error) from error
         if (failure := attempt.take()) is not None:
             if call is None:
                 raise failure.error
-            made_up = self._check(arena, statics, None)
-            return self._begun(made_up, arena, statics, None, budget)
+            made_up = self._check(arena, static_args, None)
+            return self._begun(made_up, arena, static_args, None, budget)
         return check
 
     def _time(
-        self, graphs: GraphSet, budgets: Sequence[Budget], forward: Forward, statics: dict[str, Any], is_first: bool
+        self, graphs: GraphSet, budgets: Sequence[Budget], forward: Forward, static_args: dict[str, Any], is_first: bool
     ) -> None:
         """Time replays of budgets whose costs are not known from an earlier run."""
         before = self._budgets.known
@@ -349,7 +352,7 @@ class Capturer:
             known = None if is_first and not before else self._budgets.measured
             held = self._pool.bytes()
             replayed = self.prove is not None
-            self._budgets.learn(measure(graphs, forward, budgets, statics, held, self.agreement, known, replayed))
+            self._budgets.learn(measure(graphs, forward, budgets, static_args, held, self.agreement, known, replayed))
             self._count_seconds("budgets timed in", start)
         if (measured := self.agreement.same(self._budgets.measured)) is not None:
             self._budgets.learn(measured)

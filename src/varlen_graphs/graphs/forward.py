@@ -24,14 +24,14 @@ from varlen_graphs.declaration.call import EMPTY_ITEM, Call
 from varlen_graphs.declaration.other_outputs import OUTPUT_HIDDEN_STATES, check_hidden_states
 from varlen_graphs.declaration.reading import exact_table, read_layout
 from varlen_graphs.declaration.signature import Signature
-from varlen_graphs.declaration.statics import StaticKey
+from varlen_graphs.declaration.static_args import StaticKey
 from varlen_graphs.errors import LayoutError, counted, warn
 from varlen_graphs.inputs.extra import Input, PerItem
 from varlen_graphs.inputs.patches import Patches
 from varlen_graphs.layouts.dtypes import module_dtype
+from varlen_graphs.layouts.item_slice import ItemSlice
 from varlen_graphs.layouts.item_table import ItemTable
 from varlen_graphs.layouts.items import Layout
-from varlen_graphs.layouts.span import Span
 from varlen_graphs.outputs.declared import extents
 from varlen_graphs.outputs.entries import filled
 from varlen_graphs.outputs.parts import Parts, check_extents, clear_gaps, flatten, with_padding
@@ -159,12 +159,12 @@ class Forward:
         others = {"normalize": self.spec.packed.normalize, "outputs": extents(self.spec.declared)}
         return {buffer.name: buffer for buffer in self._buffers} | others | {"forward": self.function}
 
-    def __call__(self, rows: Tensor, table: ItemTable, given: dict[str, Tensor], statics: dict[str, Any]) -> Any:
+    def __call__(self, rows: Tensor, table: ItemTable, given: dict[str, Tensor], static_args: dict[str, Any]) -> Any:
         """Run rows at the capacity of `table.budget`, padding included; see `arguments`."""
-        return self.run(self.arguments(rows, table, given, statics))
+        return self.run(self.arguments(rows, table, given, static_args))
 
     def arguments(
-        self, rows: Tensor, table: ItemTable, given: dict[str, Tensor], statics: dict[str, Any]
+        self, rows: Tensor, table: ItemTable, given: dict[str, Tensor], static_args: dict[str, Any]
     ) -> dict[str, Any]:
         """Return the arguments for rows, `[rows, ...]` or `[batch, length, ...]`, with all buffers computed.
 
@@ -177,7 +177,7 @@ class Forward:
         if spec.packed.normalize is not None:
             rows = self._normalized(rows, table, spec.row_extent.dims)
         packed = spec.packed.as_argument(rows).contiguous()
-        arguments: dict[str, Any] = {spec.packed.name: packed, **given, **statics}
+        arguments: dict[str, Any] = {spec.packed.name: packed, **given, **static_args}
         arguments |= {one.name: one.prepare(given[one.name], table, spec.clears_padding) for one in spec.inputs}
         if spec.layout.has_argument and not spec.layout.packed and takes(spec.layout.name):
             arguments[spec.layout.name] = spec.layout.argument(table.values, table.budget)
@@ -214,24 +214,24 @@ class Forward:
 
         Raises:
             LayoutError: Impossible items, if they were not read before; or items without rows that have no answer.
-            SpecError: The output is not as declared (not checked for a call `beyond` the declaration).
+            SpecError: The output is not as declared (not checked if only the module can answer).
         """
         spec, layout = self.spec, read_layout(self.spec, call)
-        if not layout.total or (call.beyond == EMPTY_ITEM and spec.layout.prefix):
+        if not layout.total or (call.eager_reason == EMPTY_ITEM and spec.layout.prefix):
             self._raise_empty(layout)
         budget, device = spec.exact_budget(layout), call.rows.device
         with torch.set_grad_enabled(grad), on_device(device):
             items = exact_table(spec, layout, device)
             arguments = self._exact_arguments(call, layout, items, budget)
             output = self.run({**arguments, **buffers}, positional=call.positional)
-            if call.beyond not in (None, EMPTY_ITEM):
+            if call.eager_reason not in (None, EMPTY_ITEM):
                 return output
-            parts = self.take_apart(output, call.statics, budget)
+            parts = self.take_apart(output, call.static_args, budget)
             if not (spec.changes_outputs or call.padded):
                 return output
             clear_gaps(parts, items)
-            active = parts.active(Span.of(layout))
-            return parts.rebuild(with_padding(active, parts.extents, layout, call.padded, call.places))
+            active = parts.active(ItemSlice.of(layout))
+            return parts.rebuild(with_padding(active, parts.extents, layout, call.padded, call.gather_indices))
 
     def exact_buffers(self, call: Call) -> dict[str, Any]:
         """Return the declared buffers of a call without padding, by name."""
@@ -248,7 +248,7 @@ class Forward:
         for one, extent in spec.input_extents:
             sizes, dtype = extent.shape(budget), self.input_dtype(one)
             given[one.name] = one.copied(call.inputs.get(one.name), sizes, dtype, device)
-        return self.arguments(call.rows.to(self.row_dtype, copy=True), items, given, call.statics)
+        return self.arguments(call.rows.to(self.row_dtype, copy=True), items, given, call.static_args)
 
     def _raise_empty(self, layout: Layout) -> NoReturn:
         """Raise that an item without rows has no answer: without any rows, or where each item has prefix rows."""
@@ -259,7 +259,7 @@ class Forward:
             "skip the call when there is nothing to encode"
         )
 
-    def take_apart(self, output: Any, statics: Mapping[str, Any], budget: Budget) -> Parts:
+    def take_apart(self, output: Any, static_args: Mapping[str, Any], budget: Budget) -> Parts:
         """Flatten the output of a run at a budget.
 
         Raises:
@@ -267,7 +267,7 @@ class Forward:
         """
         parts = flatten(output, self.spec.declared)
         check_extents(parts, budget)
-        if self.function is not None and statics.get(OUTPUT_HIDDEN_STATES):
+        if self.function is not None and static_args.get(OUTPUT_HIDDEN_STATES):
             check_hidden_states(parts)
         return parts
 
@@ -277,11 +277,11 @@ class Forward:
         Until that is known, and where the state of the module is `changed` since, the original runs if it can, unless
         the caller trusts the declared forward.
         """
-        if self._signature.original_takes_call and (call.beyond or (hooked and call.original)):
+        if self._signature.original_takes_call and (call.eager_reason or (hooked and call.original)):
             return self.original(call)
-        if (is_right := self._is_right(call.key)) is False and not call.beyond:
+        if (is_right := self._is_right(call.key)) is False and not call.eager_reason:
             return self.checked(call, self.answer(call), changed)
-        if (is_right is None or changed) and not trusts and not call.beyond and self.answers_itself(call):
+        if (is_right is None or changed) and not trusts and not call.eager_reason and self.answers_itself(call):
             try:
                 own = self.answer(call)
             except Exception:  # it may need more than these arguments
@@ -346,7 +346,7 @@ class Forward:
         """
         if self.verdict.differs_without and not self._signature.optional <= call.original.keys():
             return self.without(call)
-        if not (self.answers_itself(call) or (call.beyond and self._signature.original_takes_call)):
+        if not (self.answers_itself(call) or (call.eager_reason and self._signature.original_takes_call)):
             return self.exact(call, grad)
         name = self.spec.packed.name
         return self.original(replace(call, original=call.original | {name: call.original[name].clone()}), grad)

@@ -68,7 +68,7 @@ class GpuChecks:
         check_items(
             arena.header, arena.table[: budget.items], self._padding, self._status, self.nan_mask,
             min(1, spec.layout.prefix), spec.layout.merge, spec.row_multiple, budget.segments, budget.max_seqlen,
-            *spec.needs.by_kind,
+            *spec.usage.by_kind,
         )  # fmt: skip
         return arena.view(budget)
 

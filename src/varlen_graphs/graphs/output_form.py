@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from varlen_graphs.declaration.statics import alike
+from varlen_graphs.declaration.static_args import alike
 from varlen_graphs.errors import CaptureError, SpecError, counted
 from varlen_graphs.outputs.parts import Parts
 

@@ -9,8 +9,8 @@ from torch import Tensor
 from varlen_graphs.checks.values import check_not_freed
 from varlen_graphs.declaration.call import Call
 from varlen_graphs.kernels.copy_rows.op import copy_rows
+from varlen_graphs.layouts.item_slice import ItemSlice
 from varlen_graphs.layouts.packed_batch import has_padding
-from varlen_graphs.layouts.span import Span
 from varlen_graphs.outputs.entries import Extent, filled
 from varlen_graphs.watch.leaves import PLAIN_TENSORS
 
@@ -18,7 +18,7 @@ UNIT = 8
 """Graphs read memory in units of so many bytes, from addresses that are multiples of that."""
 
 Source = tuple[int, int, int]
-"""Address of rows, their number, and 1 if they are those at places; see `kernels.copy_rows.reference.copy_rows`."""
+"""Address of rows, their number, and 1 if they are those at indices; see `kernels.copy_rows.reference.copy_rows`."""
 
 NOWHERE: Source = (0, 0, 0)
 """No rows for a graph to copy."""
@@ -40,39 +40,39 @@ class RowSource:
 
     Args:
         memory: int64 `[4]`, from which graphs read where the rows lie, and which row is the first of padding.
-        places: int64 `[most rows]`, from which they read the places of the real rows in a batch to pack; empty if the
-            declaration packs none.
+        gather_indices: int64 `[most rows]`, from which they read the indices of the real rows in a batch to pack; empty
+            if the declaration packs none.
         rows: The static rows.
         extent: Extent of rows.
     """
 
-    def __init__(self, memory: Tensor, places: Tensor, rows: Tensor, extent: Extent) -> None:
+    def __init__(self, memory: Tensor, gather_indices: Tensor, rows: Tensor, extent: Extent) -> None:
         self._memory = memory
-        self._places = places
+        self._gather_indices = gather_indices
         self._rows = rows
         self._static = range(rows.data_ptr(), rows.data_ptr() + rows.nbytes)
         self._row_bytes = math.prod(rows.shape[1:]) * rows.itemsize
         self._gaps = extent.gaps
         self._copies = len(extent.dims) == 1 and not (extent.gaps or self._row_bytes % UNIT) and self._row_bytes > 0
 
-    def of(self, call: Call, spans: Sequence[tuple[Span, Span]]) -> Source:
+    def of(self, call: Call, slices: Sequence[tuple[ItemSlice, ItemSlice]]) -> Source:
         """Return where the rows of a replay lie; `NOWHERE` if its graph cannot copy them as they are.
 
         Args:
             call: The call, which keeps the memory until the replay is queued.
-            spans: Places of its rows, and those in the replay.
+            slices: Those of its rows, and those in the replay.
 
         Raises:
             InputError: The memory of the rows was freed.
         """
-        rows, (there, here) = call.rows, spans[0]
+        rows, (there, here) = call.rows, slices[0]
         address, count = rows.data_ptr(), here.rows
         if address == rows.storage_offset() * rows.itemsize:  # there is no memory
             check_not_freed(rows, "the rows")
             return NOWHERE
         if (
             not self._copies
-            or len(spans) > 1
+            or len(slices) > 1
             or call.staged
             or rows.dtype is not self._rows.dtype
             or rows.device != self._rows.device
@@ -85,7 +85,7 @@ class RowSource:
             return NOWHERE
         if call.to_pack:
             return address, count, int(has_padding(count, len(call.sizes), call.padded))
-        if there.row + count > rows.shape[0]:  # never reads past the rows, whatever the spans
+        if there.row + count > rows.shape[0]:  # never reads past the rows, whatever the slices
             return NOWHERE
         return address + self._row_bytes * there.row, count, 0
 
@@ -96,6 +96,6 @@ class RowSource:
         """
         rows = self._rows[:most]
         if self._copies:
-            copy_rows(self._memory, self._places, rows)
+            copy_rows(self._memory, self._gather_indices, rows)
         elif rows.is_floating_point() and not self._gaps:  # of an odd width
             rows.copy_(filled(rows, torch.arange(most, device=rows.device) >= self._memory[3], 0))

@@ -11,8 +11,8 @@ from varlen_graphs.declaration.buffer_spec import BufferSpec
 from varlen_graphs.declaration.call import Call
 from varlen_graphs.inputs.extra import PerRow
 from varlen_graphs.layouts.dtypes import plain
-from varlen_graphs.layouts.packed_batch import Places, pack_rows
-from varlen_graphs.layouts.span import Span
+from varlen_graphs.layouts.item_slice import ItemSlice
+from varlen_graphs.layouts.packed_batch import GatherIndices, pack_rows
 
 
 class StaticInputs:
@@ -43,10 +43,10 @@ class StaticInputs:
         """Return what the graph of a budget reads, by name."""
         return {one.name: view for (one, _), view in zip(self._declared, self._at(budget), strict=True)}
 
-    def part(self, span: Span, budget: Budget) -> dict[str, Tensor]:
-        """Return the entries of a span at a budget, by name."""
+    def part(self, item_slice: ItemSlice, budget: Budget) -> dict[str, Tensor]:
+        """Return the entries of a slice at a budget, by name."""
         views = zip(self._declared, self._at(budget), strict=True)
-        return {one.name: extent.part(view, span) for (one, extent), view in views}
+        return {one.name: extent.part(view, item_slice) for (one, extent), view in views}
 
     def beside(self, call: Call) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the memory of each tensor that a call brings, and that tensor."""
@@ -71,14 +71,14 @@ class StaticInputs:
     def load(
         self,
         call: Call,
-        spans: Sequence[tuple[Span, Span]],
+        slices: Sequence[tuple[ItemSlice, ItemSlice]],
         budget: Budget,
-        places: Places | None = None,
+        gather_indices: GatherIndices | None = None,
         clears: bool = True,
     ) -> None:
         """Copy the entries of one replay, or fill in the default; one launch for all tensors of a dtype on the device.
 
-        With the places of real rows, tensors with an entry a row are packed on the way, in a launch each. Floating
+        With the indices of real rows, tensors with an entry a row are packed on the way, in a launch each. Floating
         padding becomes `pad` if `clears`, in a launch each; graphs see to that of integers and padded batches. Queued
         on the current stream. Syncs for tensors in pinned memory, which their owner may overwrite.
         """
@@ -95,13 +95,13 @@ class StaticInputs:
                 continue
             self._defaults.pop(one.name, None)
             if clears and len(extent.dims) == 1 and static.is_floating_point():
-                end = extent.size(spans[-1][1])[0]
+                end = extent.size(slices[-1][1])[0]
                 if end < len(static):
                     static[end:].fill_(one.pad)
-            if places is not None and isinstance(one, PerRow):
-                pack_rows(tensor, call.sizes, places, static[: call.shape[0]])
+            if gather_indices is not None and isinstance(one, PerRow):
+                pack_rows(tensor, call.sizes, gather_indices, static[: call.shape[0]])
                 continue
-            for there, here in spans if extent.dims else spans[:1]:
+            for there, here in slices if extent.dims else slices[:1]:
                 target, source = extent.part(static, here), extent.part(tensor, there)
                 if source.dtype == target.dtype and source.device == target.device:
                     targets, sources = together.setdefault(target.dtype, ([], []))

@@ -9,7 +9,7 @@ from varlen_graphs.capture.memory import empty_cache
 from varlen_graphs.capture.mode import Mode
 from varlen_graphs.capture.pool import Pool
 from varlen_graphs.declaration.call import Call
-from varlen_graphs.declaration.statics import StaticKey
+from varlen_graphs.declaration.static_args import StaticKey
 from varlen_graphs.errors import CaptureError, InputError, SpecError, StaleGraphError
 from varlen_graphs.graphs.arena import Arena
 from varlen_graphs.graphs.capturer import CaptureInputs, Capturer, Key
@@ -92,19 +92,19 @@ class GraphStore:
         """The set of graphs of each key."""
         return [*self._sets.values()]
 
-    def find(self, statics: StaticKey) -> GraphSet | None:
+    def find(self, static_args: StaticKey) -> GraphSet | None:
         """Return the graphs for these static arguments, if there are any. Needs no turn of the pool."""
-        return self._sets.get(self.key(statics))
+        return self._sets.get(self.key(static_args))
 
-    def key(self, statics: StaticKey) -> Key:
+    def key(self, static_args: StaticKey) -> Key:
         """Return the key of the graphs for these static arguments."""
-        return statics, self.mode.adapters()
+        return static_args, self.mode.adapters()
 
-    def usable(self, statics: StaticKey, captured: bool = False) -> Usable:
+    def usable(self, static_args: StaticKey, captured: bool = False) -> Usable:
         """Return the graphs that a call with these static arguments may use.
 
         Args:
-            statics: The static arguments.
+            static_args: The static arguments.
             captured: If True, with the budgets alone that have a graph; so it is always if calls never capture.
 
         Raises:
@@ -118,14 +118,14 @@ class GraphStore:
         guard = self.capturer.dependencies.guard
         if guard is not None and (change := guard.find_change_sampled()):
             self._handle(change)
-        graphs, costs = self._sets.get((statics, self.mode.adapters())), self.budgets.costs
+        graphs, costs = self._sets.get((static_args, self.mode.adapters())), self.budgets.costs
         if graphs is None:
             return Usable(None, costs.without(costs.replays) if self.lazy else costs, False)
         return Usable(graphs, graphs.usable(costs, captured or self.lazy), graphs.timed, graphs.refused)
 
     def inputs(self, call: Call) -> CaptureInputs:
         """Return the inputs to capture graphs for a call."""
-        return CaptureInputs(call.statics, self.forward.spec.row_extent.rest(call.shape), call.rows.device)
+        return CaptureInputs(call.static_args, self.forward.spec.row_extent.rest(call.shape), call.rows.device)
 
     def can_capture(self, key: Key, inputs: CaptureInputs) -> bool:
         """Return True if a capture now would be in the mode of construction, with the adapters of this key."""
@@ -155,7 +155,7 @@ class GraphStore:
         self.check_not_staged()
         self.capturer.check_not_loading()
         self.check_memory()
-        key = self.key(self.forward.spec.key(inputs.statics, inputs.row_shape))
+        key = self.key(self.forward.spec.key(inputs.static_args, inputs.row_shape))
         graphs, enabled = self._sets.get(key), self.budgets.enabled
         if graphs is None and not enabled:
             raise CaptureError(

@@ -24,8 +24,8 @@ def has_padding(rows: int, items: int, padded: Sequence[int]) -> bool:
     return rows < items * math.prod(padded)
 
 
-class Places:
-    """Places of the real rows of padded batches among all of their rows, kept on a device. No sync.
+class GatherIndices:
+    """Indices of the real rows of padded batches among all of their rows, kept on a device. No sync.
 
     Args:
         device: The device.
@@ -39,47 +39,49 @@ class Places:
         self._known: list[tuple[Sizes, tuple[int, ...], Tensor]] = []  # of a few: a dictionary would hash all sizes
 
     def of(self, sizes: Sizes, padded: Sequence[int]) -> Tensor | None:
-        """Return the places of items of these sizes, padded to `padded`, int64 `[rows]`; `None` if all rows are real.
+        """Return the indices of the real rows of items of these sizes, int64 `[rows]`; `None` if all rows are real.
 
         Costs one copy to the device, unless these sizes were asked for before.
         """
         most = tuple(padded)
-        for own, length, places in self._known:
+        for own, length, gather_indices in self._known:
             if length == most and (own is sizes or own == sizes):
-                return places
+                return gather_indices
         if sizes.count(most) == len(sizes):
             return None
-        places = torch.from_numpy(real_places(sizes, padded)).to(self.device, non_blocking=True)
-        self._known.append((sizes, most, places))
-        return places
+        gather_indices = torch.from_numpy(real_indices(sizes, padded)).to(self.device, non_blocking=True)
+        self._known.append((sizes, most, gather_indices))
+        return gather_indices
 
-    def keep(self, sizes: Sizes, padded: Sequence[int], places: Tensor) -> None:
-        """Take the places of items of these sizes from where they are on the device, unless all rows are real."""
-        if has_padding(len(places), len(sizes), padded):
-            self._known.append((sizes, tuple(padded), places))
+    def keep(self, sizes: Sizes, padded: Sequence[int], gather_indices: Tensor) -> None:
+        """Take the indices of the real rows of items of these sizes from the device, unless all rows are real."""
+        if has_padding(len(gather_indices), len(sizes), padded):
+            self._known.append((sizes, tuple(padded), gather_indices))
 
 
-def real_places(sizes: Sizes, padded: Sequence[int]) -> "numpy.ndarray[tuple[int, ...], numpy.dtype[numpy.int64]]":
-    """Return the places of the real rows of a batch `[batch, *padded]` among all of its rows, int64 `[rows]`."""
+def real_indices(sizes: Sizes, padded: Sequence[int]) -> "numpy.ndarray[tuple[int, ...], numpy.dtype[numpy.int64]]":
+    """Return the indices of the real rows of a batch `[batch, *padded]` among all of its rows, int64 `[rows]`."""
     counts = [numpy.array(along)[:, None] for along in zip(*sizes, strict=True)]
     real = [numpy.arange(most) < own for most, own in zip(padded, counts, strict=True)]
     marks = real[0] if len(real) == 1 else real[0][:, :, None] & real[1][:, None]
     return marks.ravel().nonzero()[0]
 
 
-def pack_rows(batch: Tensor, sizes: Sizes, places: Places | None = None, out: Tensor | None = None) -> Tensor:
+def pack_rows(
+    batch: Tensor, sizes: Sizes, gather_indices: GatherIndices | None = None, out: Tensor | None = None
+) -> Tensor:
     """Concatenate the real rows of a padded batch `[batch, *padded, ...]`, `[rows, ...]`. One launch.
 
     Args:
         batch: The batch.
         sizes: Size of each item.
-        places: Keeps the places of real rows, on the device of the batch.
+        gather_indices: Keeps the indices of real rows, on the device of the batch.
         out: Where to write the rows, cast to its dtype; by default they are new, or a view if nothing is padded.
     """
     dims = len(sizes[0])
-    if places is None or places.device != batch.device:
-        places = Places(batch.device)
-    real = places.of(sizes, batch.shape[1 : 1 + dims])
+    if gather_indices is None or gather_indices.device != batch.device:
+        gather_indices = GatherIndices(batch.device)
+    real = gather_indices.of(sizes, batch.shape[1 : 1 + dims])
     rows = batch.flatten(0, dims)
     if out is not None and real is not None and (out.dtype, out.device) == (rows.dtype, rows.device):
         torch.index_select(plain(rows), 0, real, out=plain(out))
@@ -90,14 +92,14 @@ def pack_rows(batch: Tensor, sizes: Sizes, places: Places | None = None, out: Te
 
 
 def pad_rows(
-    rows: Tensor, sizes: Sizes, padded: Sequence[int], places: Places | None = None, copies: bool = False
+    rows: Tensor, sizes: Sizes, padded: Sequence[int], gather_indices: GatherIndices | None = None, copies: bool = False
 ) -> Tensor:
     """Pad packed rows to a batch `[batch, *padded, ...]` with zeros, in two launches.
 
     If no item is smaller, the batch is a view of the rows, or a copy if `copies`.
     """
     shape = (len(sizes), *padded)
-    real = (places or Places(rows.device)).of(sizes, padded)
+    real = (gather_indices or GatherIndices(rows.device)).of(sizes, padded)
     if real is not None:
         bits = plain(rows).view(torch.uint8) if rows.dtype.itemsize == 1 else plain(rows)  # torch copies no float8
         empty = bits.new_zeros(math.prod(shape), *rows.shape[1:])

@@ -37,7 +37,7 @@ class Pictures(LayoutArgument):
         check_fields(self)
         check_at_least(self, 1, "patch")
 
-    def beyond(self, layout: Layout, padded: tuple[int, ...]) -> str | None:
+    def eager_reason(self, layout: Layout, padded: tuple[int, ...]) -> str | None:
         """Return why only the original module can answer a call of pictures of this size; `None` if graphs can."""
         return None
 
@@ -129,7 +129,7 @@ class PictureMask(Pictures):
     patch: int
     whole: bool = False
 
-    def beyond(self, layout: Layout, padded: tuple[int, ...]) -> str | None:
+    def eager_reason(self, layout: Layout, padded: tuple[int, ...]) -> str | None:
         """Return why only the original module can answer a call of pictures of this size; `None` if graphs can."""
         partial = self.whole and any(item[1:3] != padded for item in layout.items)
         return f"padding in {self.name}" if partial else None

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from varlen_graphs.budgets.budget import Budget
 from varlen_graphs.layouts.entry_counts import EntryCounts
+from varlen_graphs.layouts.item_slice import ItemSlice
 from varlen_graphs.layouts.item_table import ItemTable
 from varlen_graphs.layouts.padded import real_rows
-from varlen_graphs.layouts.span import Span
 from varlen_graphs.outputs.entries import Entries, Extent, Rows, filled
 
 AS_ROWS = EntryCounts(lambda rows: rows)
@@ -40,9 +40,9 @@ class BatchRows(Extent):
         """Return the `(batch, length)` that the module returns at a budget."""
         return (budget.items, self.returned(budget.max_seqlen))
 
-    def place(self, span: Span) -> tuple[slice, ...]:
-        """Return the slices of the batch that belong to a span."""
-        return (slice(span.item, span.item + span.items), slice(0, self.counts(span.length)))
+    def place(self, item_slice: ItemSlice) -> tuple[slice, ...]:
+        """Return the slices of the batch that belong to a slice of the items."""
+        return (slice(item_slice.item, item_slice.item + item_slice.items), slice(0, self.counts(item_slice.length)))
 
     def clear(self, tensor: Tensor, table: ItemTable, value: float = 0) -> Tensor:
         """Return the entries that callers get, with `value` past the end of every item."""

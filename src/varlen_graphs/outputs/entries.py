@@ -13,9 +13,9 @@ from varlen_graphs.checks.fields import check_fields, is_integer
 from varlen_graphs.errors import SpecError, counted
 from varlen_graphs.layouts.dtypes import as_before, plain, plain_number
 from varlen_graphs.layouts.entry_counts import entries_of
+from varlen_graphs.layouts.item_slice import ItemSlice
 from varlen_graphs.layouts.item_table import ItemTable
 from varlen_graphs.layouts.packed_batch import Sizes
-from varlen_graphs.layouts.span import Span
 
 
 class Extent(ABC):
@@ -36,19 +36,19 @@ class Extent(ABC):
         """Return the sizes of the entry dimensions at a budget."""
 
     @abstractmethod
-    def place(self, span: Span) -> tuple[slice, ...]:
-        """Return the slices of the entry dimensions that belong to a span."""
+    def place(self, item_slice: ItemSlice) -> tuple[slice, ...]:
+        """Return the slices of the entry dimensions that belong to a slice of the items."""
 
-    def part(self, tensor: Tensor, span: Span) -> Tensor:
-        """Return a view of the entries that belong to a span."""
-        place = self.place(span)
+    def part(self, tensor: Tensor, item_slice: ItemSlice) -> Tensor:
+        """Return a view of the entries that belong to a slice of the items."""
+        place = self.place(item_slice)
         if len(place) == 1 and not self.rows_dim:  # nearly always, and faster without a tuple
             return tensor[place[0]]
         return tensor[(slice(None),) * self.rows_dim + place]
 
-    def size(self, span: Span) -> tuple[int, ...]:
-        """Return the sizes of the entry dimensions up to the end of a span."""
-        return tuple([part.stop for part in self.place(span)])
+    def size(self, item_slice: ItemSlice) -> tuple[int, ...]:
+        """Return the sizes of the entry dimensions up to the end of a slice."""
+        return tuple([part.stop for part in self.place(item_slice)])
 
     def resize(self, shape: Sequence[int], sizes: Sequence[int]) -> list[int]:
         """Return `shape` with `sizes` in place of the entry dimensions."""
@@ -157,9 +157,9 @@ class Rows(_ByRows):
         if self.prefix and self.every > 1:
             raise SpecError(f"{self!r}: expected an entry for each row and prefix row, without every=")
 
-    def place(self, span: Span) -> tuple[slice, ...]:
-        """Return the slice of the entries that belong to a span."""
-        return (slice(span.row // self.every, (span.row + span.rows) // self.every),)
+    def place(self, item_slice: ItemSlice) -> tuple[slice, ...]:
+        """Return the slice of the entries that belong to a slice of the items."""
+        return (slice(item_slice.row // self.every, (item_slice.row + item_slice.rows) // self.every),)
 
     def padded(self, sizes: Sizes) -> Sizes:
         """See `Extent.padded`."""
@@ -180,9 +180,9 @@ class Items(_ByItems):
 
     dims = ("items",)
 
-    def place(self, span: Span) -> tuple[slice, ...]:
-        """Return the slice of the entries that belong to a span."""
-        return (slice(span.item * self.rows, (span.item + span.items) * self.rows),)
+    def place(self, item_slice: ItemSlice) -> tuple[slice, ...]:
+        """Return the slice of the entries that belong to a slice of the items."""
+        return (slice(item_slice.item * self.rows, (item_slice.item + item_slice.items) * self.rows),)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,9 +201,9 @@ class Groups(_ByItems):
 
     dims = ("groups",)
 
-    def place(self, span: Span) -> tuple[slice, ...]:
-        """Return the slice of the entries that belong to a span."""
-        return (slice(span.group * self.rows, (span.group + span.groups) * self.rows),)
+    def place(self, item_slice: ItemSlice) -> tuple[slice, ...]:
+        """Return the slice of the entries that belong to a slice of the items."""
+        return (slice(item_slice.group * self.rows, (item_slice.group + item_slice.groups) * self.rows),)
 
 
 class CountedEntries(Extent):
@@ -215,24 +215,30 @@ class CountedEntries(Extent):
     def count(self, item: Sequence[int]) -> int:
         """Return the number of entries of an item `(t, h, w, *columns)`."""
 
-    def place(self, span: Span) -> tuple[slice, ...]:
-        """Return the slice of the entries that belong to a span."""
-        start = sum(map(self.count, span.all_items[: span.item]))
-        return (slice(start, start + sum(map(self.count, span.all_items[span.item : span.item + span.items]))),)
+    def place(self, item_slice: ItemSlice) -> tuple[slice, ...]:
+        """Return the slice of the entries that belong to a slice of the items."""
+        start = sum(map(self.count, item_slice.all_items[: item_slice.item]))
+        return (
+            slice(
+                start,
+                start
+                + sum(map(self.count, item_slice.all_items[item_slice.item : item_slice.item + item_slice.items])),
+            ),
+        )
 
-    def part(self, tensor: Tensor, span: Span) -> Tensor:
-        """Return a view of the entries that belong to a span.
+    def part(self, tensor: Tensor, item_slice: ItemSlice) -> Tensor:
+        """Return a view of the entries that belong to a slice of the items.
 
         Raises:
             SpecError: The tensor has fewer entries than the items need.
         """
-        (needed,), came = self.size(span), tensor.shape[self.rows_dim]
+        (needed,), came = self.size(item_slice), tensor.shape[self.rows_dim]
         if needed > came:
             raise SpecError(
                 f"the items have {needed} entries by {self}, but the output has room for {came}: expected at_budget to "
                 "return at least the entries of any items that fit the budget; return a larger number"
             )
-        return super().part(tensor, span)
+        return super().part(tensor, item_slice)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -300,7 +306,7 @@ class Whole(Extent):
         """Return no sizes."""
         return ()
 
-    def place(self, span: Span) -> tuple[slice, ...]:
+    def place(self, item_slice: ItemSlice) -> tuple[slice, ...]:
         """Return no slices."""
         return ()
 

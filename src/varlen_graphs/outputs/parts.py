@@ -12,10 +12,10 @@ from torch import Tensor
 
 from varlen_graphs.budgets.budget import Budget
 from varlen_graphs.errors import SpecError
+from varlen_graphs.layouts.item_slice import ItemSlice
 from varlen_graphs.layouts.item_table import ItemTable
 from varlen_graphs.layouts.items import Layout
-from varlen_graphs.layouts.packed_batch import Places, item_sizes, pad_rows
-from varlen_graphs.layouts.span import Span
+from varlen_graphs.layouts.packed_batch import GatherIndices, item_sizes, pad_rows
 from varlen_graphs.outputs.declared import HIDDEN_STATES, Declared, Fields, named
 from varlen_graphs.outputs.entries import Extent, Rows
 from varlen_graphs.watch.sharded import require_replicated
@@ -44,9 +44,9 @@ class Parts:
     constants: list[Any]
     rebuild: Rebuild
 
-    def active(self, span: Span) -> list[Tensor]:
-        """Return views of the entries that belong to a span."""
-        return [extent.part(tensor, span) for tensor, extent in zip(self.tensors, self.extents, strict=True)]
+    def active(self, item_slice: ItemSlice) -> list[Tensor]:
+        """Return views of the entries that belong to a slice of the items."""
+        return [extent.part(tensor, item_slice) for tensor, extent in zip(self.tensors, self.extents, strict=True)]
 
 
 CONSTANTS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, enum.Enum)
@@ -94,7 +94,7 @@ def with_padding(
     extents: Sequence[Extent],
     layout: Layout,
     padded: Sequence[int],
-    places: Places | None = None,
+    gather_indices: GatherIndices | None = None,
     copies: bool = False,
 ) -> list[Tensor]:
     """Pad active entries back to a batch: those of rows become `[batch, length, ...]`, with zeros.
@@ -106,12 +106,12 @@ def with_padding(
         extents: Extent of each tensor.
         layout: The items.
         padded: Size to which the items of the call were padded; empty if they were not, which changes nothing.
-        places: Keeps the places of real rows, if it was made for the call before.
+        gather_indices: Keeps the indices of real rows, if it was made for the call before.
         copies: If True, no result is a view of the entries.
     """
     if not padded:
         return [*tensors]
-    places = places or Places(tensors[0].device)
+    gather_indices = gather_indices or GatherIndices(tensors[0].device)
     sizes = [*item_sizes(layout, padded), tuple(padded)]
     batches = []
     for tensor, extent in zip(tensors, extents, strict=True):
@@ -120,7 +120,7 @@ def with_padding(
             batches.append(tensor.clone(memory_format=torch.contiguous_format) if copies else tensor)
         else:
             *each, most = sizes_here
-            batches.append(pad_rows(tensor, each, most, places, copies).flatten(1, len(most)))
+            batches.append(pad_rows(tensor, each, most, gather_indices, copies).flatten(1, len(most)))
     return batches
 
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from varlen_graphs.budgets.budget import Budget
+from varlen_graphs.layouts.item_slice import ItemSlice
 from varlen_graphs.layouts.item_table import ItemTable
 from varlen_graphs.layouts.packed_batch import Sizes
-from varlen_graphs.layouts.span import Span
 from varlen_graphs.outputs.entries import Extent, Rows
 
 
@@ -33,11 +33,11 @@ class PrefixedRows(Extent):
         """Return the number of entries that the module returns at a budget."""
         return (budget.rows + budget.items * self.prefix,)
 
-    def place(self, span: Span) -> tuple[slice, ...]:
-        """Return the slice of the entries that belong to a span."""
+    def place(self, item_slice: ItemSlice) -> tuple[slice, ...]:
+        """Return the slice of the entries that belong to a slice of the items."""
         rows, prefix = self._parts
-        start = span.row * rows + span.item * prefix
-        return (slice(start, start + span.rows * rows + span.items * prefix),)
+        start = item_slice.row * rows + item_slice.item * prefix
+        return (slice(start, start + item_slice.rows * rows + item_slice.items * prefix),)
 
     def clear(self, tensor: Tensor, table: ItemTable, value: float = 0) -> Tensor:
         """Return the entries that callers get."""

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from varlen_graphs.layouts.dtypes import plain
+from varlen_graphs.layouts.item_slice import ItemSlice
 from varlen_graphs.layouts.items import Layout
-from varlen_graphs.layouts.span import Span
 from varlen_graphs.outputs.parts import Parts
 
 ALIGNMENT = 16
@@ -19,8 +19,8 @@ class Block:
     """Memory for the outputs of some items, uint8 `[bytes]`, to be sent as a whole; `form` gives dtypes and shapes."""
 
     def __init__(self, form: Parts, part: Layout, device: torch.device) -> None:
-        span = Span.of(part)
-        shapes = [e.resize(like.shape, e.size(span)) for like, e in zip(form.tensors, form.extents, strict=True)]
+        item_slice = ItemSlice.of(part)
+        shapes = [e.resize(like.shape, e.size(item_slice)) for like, e in zip(form.tensors, form.extents, strict=True)]
         sizes = [prod(shape) * like.dtype.itemsize for shape, like in zip(shapes, form.tensors, strict=True)]
         self.memory = torch.empty(sum(map(_aligned, sizes)) + 1, dtype=torch.uint8, device=device)
         self.tensors: list[Tensor] = []  # the outputs, views of the block

@@ -14,17 +14,17 @@ from varlen_graphs.declaration.part import part_of
 from varlen_graphs.declaration.reading import read_items, read_layout
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import InputError, SpecError
+from varlen_graphs.layouts.item_slice import ItemSlice
 from varlen_graphs.layouts.items import Layout
-from varlen_graphs.layouts.span import Span
 from varlen_graphs.outputs.parts import Parts, with_padding
 from varlen_graphs.parallel.assign import Weights, assign
 from varlen_graphs.parallel.form import encode, learn_form, smallest_of_all, smallest_part
-from varlen_graphs.parallel.kinds import Kind, check_form, check_same, check_statics
+from varlen_graphs.parallel.kinds import Kind, check_form, check_same, check_static_args
 from varlen_graphs.parallel.ranks import Ranks
 from varlen_graphs.parallel.shares import join_layouts
-from varlen_graphs.routing.packing import Pack
+from varlen_graphs.routing.packing import ReplayBatch
 from varlen_graphs.serving.results import Collected
-from varlen_graphs.serving.row_checks import check_beside, check_rows
+from varlen_graphs.serving.row_checks import check_extra_inputs, check_rows
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -125,7 +125,7 @@ class DataParallelEncoder:
         bind = partial(self._bind, args, kwargs)
         # A call that cannot be bound has no kind. Other ranks are sure to wait for its error only at the first call.
         bound = bind() if self._met else None
-        if bound is not None and (bound.beyond is None, kind := self._kind(bound)) in self._met:
+        if bound is not None and (bound.eager_reason is None, kind := self._kind(bound)) in self._met:
             call, layout = bound, self._read_whole(bound, kind)
         else:
             call, kind, layout = self._meet(lambda: bound or bind())
@@ -137,7 +137,7 @@ class DataParallelEncoder:
 
         def own() -> Call:
             share = shares[self._ranks.own]
-            return part_of(self.encoder.spec, call, share.layout(layout), share.spans(layout))
+            return part_of(self.encoder.spec, call, share.layout(layout), share.slices(layout))
 
         return self._run(call, layout, shares, form, own)
 
@@ -149,13 +149,13 @@ class DataParallelEncoder:
             kind = self._kind(call)
             layout = self._read_whole(call, kind)
             if layout is None:
-                return (call, kind, None), (sorted(call.statics), kind.trained or "a call that graphs do not run")
-            check_statics(call.statics)
+                return (call, kind, None), (sorted(call.static_args), kind.trained or "a call that graphs do not run")
+            check_static_args(call.static_args)
             return (call, kind, layout), (kind, layout)
 
         met, told = self._ranks.exchange(self._device, read)
         check_same(told)
-        self._met.add((met[0].beyond is None, met[1]))
+        self._met.add((met[0].eager_reason is None, met[1]))
         return met
 
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
@@ -164,15 +164,15 @@ class DataParallelEncoder:
         call = executor.signature.bind(args, kwargs)
         check_rows(executor.store, call.rows.device, call.rows.dtype)
         if call.inputs:
-            check_beside(executor.store, call)
+            check_extra_inputs(executor.store, call)
         return call
 
     def _read_whole(self, call: Call, kind: Kind) -> Layout | None:
         """Return the items of a call; `None` if only the module itself can run it, as a whole."""
-        if call.beyond is not None or kind.trained is not None:
+        if call.eager_reason is not None or kind.trained is not None:
             return None
         read_items(self.encoder.spec, call)
-        if call.beyond is not None:
+        if call.eager_reason is not None:
             return None
         layout = read_layout(self.encoder.spec, call)
         self._check_fits(layout, call)
@@ -184,11 +184,11 @@ class DataParallelEncoder:
         def read() -> tuple[Call, tuple[Layout, tuple[int, ...], Kind]]:
             call = self._bind(args, kwargs)
             layout = self._read_own(call)
-            if call.beyond is not None:
+            if call.eager_reason is not None:
                 raise InputError(
-                    f"{call.beyond}: with inputs='spread' expected a call that graphs can run; use inputs='whole'"
+                    f"{call.eager_reason}: with inputs='spread' expected a call that graphs can run; use inputs='whole'"
                 )
-            check_statics(call.statics)
+            check_static_args(call.static_args)
             kind = self._kind(call)
             if kind.trained is not None:
                 raise InputError(
@@ -208,14 +208,14 @@ class DataParallelEncoder:
         self._check_fits(layout, call)
         call.padded = tuple(map(max, zip(*filter(None, [padded for _, padded, _ in told]), strict=True)))
         ends = [sum(map(len, layouts[: rank + 1])) for rank in range(self._ranks.count)]
-        shares = [Pack(None, range(end - len(own), end)) for own, end in zip(layouts, ends, strict=True)]
+        shares = [ReplayBatch(None, range(end - len(own), end)) for own, end in zip(layouts, ends, strict=True)]
         if (form := self._forms.get(kinds[0])) is None:
             form = self._learn(kinds[0], smallest_of_all(self._ranks, self.encoder.spec, call, layouts))
 
         def own() -> Call:
             part = shares[self._ranks.own].layout(layout)
-            span = Span.of(part)  # a padded batch keeps as many rows as its longest item has
-            return part_of(self.encoder.spec, call, part, [(span, span)])
+            item_slice = ItemSlice.of(part)  # a padded batch keeps as many rows as its longest item has
+            return part_of(self.encoder.spec, call, part, [(item_slice, item_slice)])
 
         return self._run(call, layout, shares, form, own)
 
@@ -231,7 +231,7 @@ class DataParallelEncoder:
         return Layout((), 0, spec.layout.grouped)
 
     def _run(
-        self, call: Call, layout: Layout, shares: Sequence[Pack], form: Parts, own_part: Callable[[], Call]
+        self, call: Call, layout: Layout, shares: Sequence[ReplayBatch], form: Parts, own_part: Callable[[], Call]
     ) -> Any:
         """Encode the share of this rank, if it has one, and gather all."""
         parts = [share.layout(layout) if share.items else None for share in shares]
@@ -247,21 +247,21 @@ class DataParallelEncoder:
         gathered = self._ranks.gather(own, parts, form, call.rows.device)
         if failure is not None:
             raise failure
-        collected = Collected(Span.of(layout))
+        collected = Collected(ItemSlice.of(layout))
         for share, tensors in zip(shares, gathered, strict=True):
             if tensors:
-                collected.take(tensors, form.extents, share.spans(layout, collected.everything))
+                collected.take(tensors, form.extents, share.slices(layout, collected.everything))
         self._ranks.tell()
         return form.rebuild(with_padding(collected.tensors, form.extents, layout, call.padded))
 
-    def _shares(self, layout: Layout) -> list[Pack]:
+    def _shares(self, layout: Layout) -> list[ReplayBatch]:
         """Assign items to ranks; all ranks compute the same assignment."""
-        costs, needs = [], self.encoder.spec.needs
+        costs, usage = [], self.encoder.spec.usage
         for group in layout.groups:
             one = Layout(layout.items[group.start : group.stop], layout.length, layout.grouped)
-            costs.append(self.weights.cost(one.total, needs.squares(one)))
+            costs.append(self.weights.cost(one.total, usage.squares(one)))
         tasks = assign(costs, self._ranks.count)
-        return [Pack(None, [item for task in own for item in layout.groups[task]]) for own in tasks]
+        return [ReplayBatch(None, [item for task in own for item in layout.groups[task]]) for own in tasks]
 
     def _learn(self, kind: Kind, few: Call) -> Parts:
         """Learn the form of outputs, and the costs measured by rank 0, in the first call of a kind."""

@@ -13,12 +13,12 @@ from varlen_graphs.declaration.part import part_of
 from varlen_graphs.declaration.reading import read_layout
 from varlen_graphs.errors import CaptureError
 from varlen_graphs.graphs.cached_state import StateCheck, runs_of
+from varlen_graphs.layouts.item_slice import ItemSlice
 from varlen_graphs.layouts.items import Layout
-from varlen_graphs.layouts.span import Span
 from varlen_graphs.outputs.parts import Parts, flatten
 from varlen_graphs.parallel.kinds import check_form
 from varlen_graphs.parallel.ranks import Ranks
-from varlen_graphs.routing.packing import Pack
+from varlen_graphs.routing.packing import ReplayBatch
 from varlen_graphs.serving.execute import Executor
 
 
@@ -33,8 +33,8 @@ def encode(executor: Executor, part: Call) -> Parts:
 def smallest_part(spec: BufferSpec, call: Call) -> Call:
     """Return a call of the item, or group, with the fewest rows."""
     layout = read_layout(spec, call)
-    few = Pack(None, min(layout.groups, key=lambda group: sum(layout.rows[i] for i in group)))
-    return part_of(spec, call, few.layout(layout), few.spans(layout))
+    few = ReplayBatch(None, min(layout.groups, key=lambda group: sum(layout.rows[i] for i in group)))
+    return part_of(spec, call, few.layout(layout), few.slices(layout))
 
 
 def smallest_of_all(ranks: Ranks, spec: BufferSpec, call: Call, layouts: Sequence[Layout]) -> Call:
@@ -66,9 +66,9 @@ def learn_form(executor: Executor, few: Call) -> Parts:
     _check_keeps_nothing(executor, few)
     # Two copies show Python values of the output that depend on the items, which ranks could not know.
     layout, parts = read_layout(executor.spec, few), encode(executor, few)
-    two, span = replace(layout, items=layout.items * 2), Span.of(layout)
+    two, item_slice = replace(layout, items=layout.items * 2), ItemSlice.of(layout)
     if executor.router.fits(two.items):
-        check_form(encode(executor, part_of(executor.spec, few, two, [(span, span)] * 2)), parts)
+        check_form(encode(executor, part_of(executor.spec, few, two, [(item_slice, item_slice)] * 2)), parts)
     return replace(parts, tensors=[tensor.to("meta") for tensor in parts.tensors])
 
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from varlen_graphs.declaration.statics import StaticKey, static_key
+from varlen_graphs.declaration.static_args import StaticKey, static_key
 from varlen_graphs.errors import RankError, SpecError
 from varlen_graphs.outputs.parts import Parts
 
@@ -14,16 +14,16 @@ from varlen_graphs.outputs.parts import Parts
 class Kind(NamedTuple):
     """Everything that the form of an output depends on."""
 
-    statics: StaticKey
+    static_args: StaticKey
     row_shape: tuple[int, ...]
     state: str | None  # difference of the module's state from construction
     autocast: torch.dtype | None  # if on
     trained: str | None  # why the call needs gradients, if it does
 
 
-def check_statics(statics: Mapping[str, Any]) -> None:
+def check_static_args(static_args: Mapping[str, Any]) -> None:
     """Raise `SpecError` if a static argument cannot be pickled, or does not equal its copy."""
-    for name, value in statics.items():
+    for name, value in static_args.items():
         sent = static_key({name: value})
         wrong = (
             f"argument {name!r} is {value!r}, which ranks cannot compare: expected a value that can be pickled, and "

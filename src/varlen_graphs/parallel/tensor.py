@@ -156,9 +156,9 @@ class TensorParallelEncoder:
             self._deadline.watch()
         return output
 
-    def capture(self, **statics: Any) -> "TensorParallelEncoder":
+    def capture(self, **static_args: Any) -> "TensorParallelEncoder":
         """Capture the graphs now, on all ranks, for calls with these static arguments; see `GraphedEncoder.capture`."""
-        self._together(lambda: self.encoder.capture(**statics))
+        self._together(lambda: self.encoder.capture(**static_args))
         return self
 
     def check(self) -> None:

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from varlen_graphs.errors import SpecError
 from varlen_graphs.inputs.rows import Rows as InputRows
+from varlen_graphs.layouts.item_slice import ItemSlice
 from varlen_graphs.layouts.items import Layout
-from varlen_graphs.layouts.span import Span
 from varlen_graphs.outputs.declared import Declared, Fields
 from varlen_graphs.outputs.entries import Extent, Items, Rows
 from varlen_graphs.recipes.precomputed import CountedExtent, HelperCall
@@ -218,6 +218,6 @@ def _extent(tensors: Sequence[Tensor], layouts: Sequence[Layout], known: Sequenc
         tried: list[Extent] = [dataclasses.replace(extent, rows_dim=dim) for extent in known]
         tried += [Rows(max(1, first.total // max(1, size)), dim), Items(max(1, size // len(first)), dim)]
         for extent in tried:
-            if all(t.shape[dim] == extent.size(Span.of(at))[0] for t, at in zip(tensors, layouts, strict=True)):
+            if all(t.shape[dim] == extent.size(ItemSlice.of(at))[0] for t, at in zip(tensors, layouts, strict=True)):
                 return extent
     return None

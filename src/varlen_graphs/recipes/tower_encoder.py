@@ -49,7 +49,7 @@ class TowerEncoder(GraphedEncoder):
         """
         self.executor.begin()
         bound, mode = self.executor.bind((), dict(other)), self.executor.mode
-        reason = bound.beyond or mode.eager_reason() or mode.why_no_graphs(bound.rows.device)
+        reason = bound.eager_reason or mode.eager_reason() or mode.why_no_graphs(bound.rows.device)
         if reason is not None:
             return self._itself(reason, items, args, kwargs), False
         return self.executor.answer(bound, None), True

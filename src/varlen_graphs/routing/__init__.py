@@ -1,4 +1,4 @@
-"""Routes: packs of items with their budgets, or eager; costs, enabled budgets and the memory limit."""
+"""Routes: replay batches of items with their budgets, or eager; costs, enabled budgets and the memory limit."""
 
 from varlen_graphs.routing.costs import Costs
 

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from varlen_graphs.budgets.budget import Budget
 from varlen_graphs.errors import counted
-from varlen_graphs.layouts.needs import Demand, Load
+from varlen_graphs.layouts.usage import Usage
 from varlen_graphs.routing.costs import Costs
 from varlen_graphs.stats import Reason
 
@@ -107,7 +107,7 @@ class EnabledBudgets:
         """True if no budget is enabled because of a memory limit."""
         return OVER_LIMIT in self._causes.values() and not self.costs.replays
 
-    def why_missing(self, needed: Demand | Load, refused: Collection[Budget] = ()) -> Reason:
+    def why_missing(self, needed: Usage, refused: Collection[Budget] = ()) -> Reason:
         """Return the reason why no budget holds what is needed: what rules out the smallest that would."""
         causes = dict.fromkeys(refused, PROOF_FAILED) | self._causes  # a copy: another thread may change it
         ruled_out = next((budget for budget in sorted(causes) if _holds(budget, needed)), None)
@@ -115,7 +115,7 @@ class EnabledBudgets:
             return Reason(TOO_LARGE, self.what_exceeds(needed))
         return Reason(causes[ruled_out], self.disabled.get(ruled_out, ""))
 
-    def what_exceeds(self, needed: Demand | Load) -> str:
+    def what_exceeds(self, needed: Usage) -> str:
         """Return which capacity no budget has, with the number needed and the largest; empty if one holds it all."""
         axes = (
             ("rows", needed.rows, counted(needed.rows, "row")),
@@ -132,7 +132,7 @@ class EnabledBudgets:
             budgets = [budget for budget in budgets if getattr(budget, axis) >= number]
         return ""
 
-    def holds(self, needed: Demand | Load) -> bool:
+    def holds(self, needed: Usage) -> bool:
         """Return True if some budget, enabled or not, holds what is needed."""
         return any(_holds(budget, needed) for budget in self.budgets)
 
@@ -157,5 +157,5 @@ class EnabledBudgets:
         self.costs = costs.without(self.disabled)
 
 
-def _holds(budget: Budget, needed: Demand | Load) -> bool:
+def _holds(budget: Budget, needed: Usage) -> bool:
     return budget.holds(needed.rows, needed.items, needed.segments, needed.longest)

@@ -1,4 +1,4 @@
-"""Choose how a call runs: as packs of items with their budgets, or eager."""
+"""Choose how a call runs: as replay batches of items with their budgets, or eager."""
 
 from collections.abc import Collection, Sequence
 from operator import itemgetter
@@ -10,10 +10,10 @@ from varlen_graphs.declaration.call import Call
 from varlen_graphs.declaration.reading import read_items
 from varlen_graphs.errors import BudgetError
 from varlen_graphs.layouts.items import Layout
-from varlen_graphs.layouts.needs import Load
+from varlen_graphs.layouts.usage import Usage
 from varlen_graphs.routing.costs import MARGIN, Costs
 from varlen_graphs.routing.enabled import EnabledBudgets
-from varlen_graphs.routing.packing import Pack, cheapest, pack, single, total_cost
+from varlen_graphs.routing.packing import ReplayBatch, cheapest, pack, single, total_cost
 from varlen_graphs.stats import Reason
 
 EAGER_IS_FASTER = "faster without padding"
@@ -22,23 +22,23 @@ OnMiss = Literal["eager", "error"]
 """Answer to an item that no budget holds: run it eager, or raise."""
 
 
-_BUDGET = itemgetter(0)  # of a pack: `Pack.budget`
+_BUDGET = itemgetter(0)  # of a replay batch: `ReplayBatch.budget`
 
 
 class Route(NamedTuple):
-    """The route of one call: its packs, or the reason why it runs eager.
+    """The route of one call: its replay batches, or the reason why it runs eager.
 
     Attributes:
-        packs: The items of each replay, with its budget; none if the call runs eager.
+        batches: The items of each replay, with its budget; none if the call runs eager.
         reason: The reason why it runs eager, if it does.
     """
 
-    packs: Sequence[Pack] = ()
+    batches: Sequence[ReplayBatch] = ()
     reason: str = ""
 
 
 class Router:
-    """Chooses the packs of calls.
+    """Chooses the replay batches of calls.
 
     Args:
         spec: The declaration.
@@ -61,7 +61,7 @@ class Router:
         return None
 
     def route(self, call: Call, costs: Costs, timed: bool, refused: Collection[Budget] = ()) -> Route:
-        """Choose packs at the least cost.
+        """Choose replay batches at the least cost.
 
         Items that only the GPU has seen stay there if one budget holds them whatever they are; else they are copied to
         the host, which syncs.
@@ -80,27 +80,27 @@ class Router:
             rows = call.rows.shape[0]
             items = len(call.description[self._spec.layout.name])
             if rows <= self._spec.largest:  # else some item may be too large
-                budget = cheapest(Load(rows, items), costs)
+                budget = cheapest(Usage(rows, items), costs)
                 # A budget that holds less than the items may need would make a legal call come out as NaN, and another
                 # one than the cheapest costs more than a look at them.
-                if budget is not None and budget.holds(*self._spec.needs.most(rows, items, self._min_segment_rows)):
-                    return Route((Pack(budget, range(items)),))
+                if budget is not None and budget.holds(*self._spec.usage.most(rows, items, self._min_segment_rows)):
+                    return Route((ReplayBatch(budget, range(items)),))
             read_items(self._spec, call)
-            if call.beyond is not None:
-                return Route(reason=call.beyond)
+            if call.eager_reason is not None:
+                return Route(reason=call.eager_reason)
         layout = call.layout
         assert layout is not None  # noqa: S101 - it was just read
         if call.staged:
             budget = self.single_budget(layout, costs)
             if budget is None:
                 return Route(reason=self.why_missing(layout, refused))
-            return Route((Pack(budget, range(len(layout.items))),))
-        packs = self._packs(layout, costs)
-        if not any(map(_BUDGET, packs)):
-            return Route(reason=self.why_missing(packs[0].layout(layout), refused))
-        if timed and costs.measured and self._eager_is_faster(packs, layout, costs):
+            return Route((ReplayBatch(budget, range(len(layout.items))),))
+        batches = self._batches(layout, costs)
+        if not any(map(_BUDGET, batches)):
+            return Route(reason=self.why_missing(batches[0].layout(layout), refused))
+        if timed and costs.measured and self._eager_is_faster(batches, layout, costs):
             return Route(reason=EAGER_IS_FASTER)
-        return Route(packs)
+        return Route(batches)
 
     def single_budget(self, layout: Layout, costs: Costs) -> Budget | None:
         """Return the budget of one replay of all items; `None` if the budgets that would hold them are disabled.
@@ -108,11 +108,11 @@ class Router:
         Raises:
             BudgetError: No budget, enabled or not, holds them.
         """
-        load = self._spec.needs.load(layout)
-        budget = cheapest(load, costs)
-        if budget is None and not self.budgets.holds(load):
+        usage = self._spec.usage.of(layout)
+        budget = cheapest(usage, costs)
+        if budget is None and not self.budgets.holds(usage):
             raise BudgetError(
-                f"a stage is one replay, but no budget holds {load}: {self.budgets.what_exceeds(load)}; "
+                f"a stage is one replay, but no budget holds {usage}: {self.budgets.what_exceeds(usage)}; "
                 f"{self.budgets.describe()}; add a larger one, "
                 "stage fewer items at a time, or call the encoder with the rows, which splits them"
             )
@@ -125,51 +125,53 @@ class Router:
             BudgetError: None holds one, with `on_miss="error"`.
         """
         if self._on_miss == "error":
-            self._packs(layout, self.budgets.costs)
+            self._batches(layout, self.budgets.costs)
 
     def fits(self, items: Sequence[Sequence[int]]) -> bool:
         """Return True if some enabled budget holds all of these items."""
-        return cheapest(Load().add(self._spec.needs.demand(*items)), self.budgets.costs) is not None
+        return cheapest(Usage().add(self._spec.usage.of_items(*items)), self.budgets.costs) is not None
 
-    def most(self, call: Call) -> Load:
-        """Return the largest load that a call can have, by its rows and items and by what is promised."""
-        return self._spec.needs.most(call.rows.shape[0], call.items, self._min_segment_rows)
+    def most(self, call: Call) -> Usage:
+        """Return the largest usage that a call can have, by its rows and items and by what is promised."""
+        return self._spec.usage.most(call.rows.shape[0], call.items, self._min_segment_rows)
 
     def why_missing(self, layout: Layout, refused: Collection[Budget] = ()) -> Reason:
         """Return the reason why items that no budget holds run eager, but disabled ones or refused ones might."""
-        return self.budgets.why_missing(self._spec.needs.load(layout), refused)
+        return self.budgets.why_missing(self._spec.usage.of(layout), refused)
 
-    def _packs(self, layout: Layout, costs: Costs) -> Sequence[Pack]:
-        one = single(self._spec.needs.load(layout), costs)
+    def _batches(self, layout: Layout, costs: Costs) -> Sequence[ReplayBatch]:
+        one = single(self._spec.usage.of(layout), costs)
         if one is not None:
-            return (Pack(one, range(len(layout.items))),)
-        demands = [self._spec.needs.demand(*layout.items[group.start : group.stop]) for group in layout.groups]
-        packs = pack(demands, costs)
-        misses = [one.items[0] for one in packs if one.budget is None and not self.budgets.holds(demands[one.items[0]])]
+            return (ReplayBatch(one, range(len(layout.items))),)
+        usages = [self._spec.usage.of_items(*layout.items[group.start : group.stop]) for group in layout.groups]
+        batches = pack(usages, costs)
+        misses = [
+            one.items[0] for one in batches if one.budget is None and not self.budgets.holds(usages[one.items[0]])
+        ]
         if misses and self._on_miss == "error":
             group = layout.groups[misses[0]]
             sizes = [layout.items[i][:3] for i in group]
             what = f"item {group[0]} is {sizes[0]}" if len(group) == 1 else f"items {[*group]}, a group, are {sizes}"
             raise BudgetError(
-                f"{what} and needs {demands[misses[0]]}, but {self.budgets.describe()}: "
-                f"{self.budgets.what_exceeds(demands[misses[0]])}; add a larger budget, or set on_miss='eager'"
+                f"{what} and needs {usages[misses[0]]}, but {self.budgets.describe()}: "
+                f"{self.budgets.what_exceeds(usages[misses[0]])}; add a larger budget, or set on_miss='eager'"
             )
         if not layout.grouped:
-            return packs
-        return [Pack(one.budget, [i for group in one.items for i in layout.groups[group]]) for one in packs]
+            return batches
+        return [ReplayBatch(one.budget, [i for group in one.items for i in layout.groups[group]]) for one in batches]
 
-    def _eager_is_faster(self, packs: Sequence[Pack], layout: Layout, costs: Costs) -> bool:
+    def _eager_is_faster(self, batches: Sequence[ReplayBatch], layout: Layout, costs: Costs) -> bool:
         """Return True if the call takes clearly less time eager and without padding, as far as times were measured.
 
         Never for more rows than the largest budget has, which bounds the memory that a call takes.
         """
         rows = layout.size
-        if not all(map(_BUDGET, packs)) or rows > costs.budgets[-1].rows:
+        if not all(map(_BUDGET, batches)) or rows > costs.budgets[-1].rows:
             return False
-        graphed = (1 - MARGIN) * total_cost(packs, costs)
+        graphed = (1 - MARGIN) * total_cost(batches, costs)
         if graphed + costs.per_square * rows * rows <= costs.host:  # no call of so few rows is faster eager
             return False
         if graphed <= costs.exact(rows):  # attention is the same for both
             return False
-        squares = self._spec.needs.squares(layout)
+        squares = self._spec.usage.squares(layout)
         return graphed + (1 - MARGIN) * costs.per_square * squares > costs.eager(rows, squares)

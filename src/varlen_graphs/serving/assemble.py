@@ -74,7 +74,7 @@ def assemble(
     """Make the parts of an encoder from checked options: the path of a call, captures between calls, the file."""
     chosen = default_budgets(spec.layout) if budgets is None else budgets
     given = chosen.budgets if isinstance(chosen, DefaultBudgets) else chosen
-    resolved = resolve_budgets(given, spec.row_multiple, spec.needs)
+    resolved = resolve_budgets(given, spec.row_multiple, spec.usage)
     check_budgets(spec, resolved)
     pool = Pool() if pool is None else pool
     memory = given.memory if memory is None and isinstance(given, Ladder) else memory

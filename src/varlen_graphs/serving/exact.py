@@ -10,8 +10,8 @@ from varlen_graphs.errors import VerificationError, warn
 from varlen_graphs.graphs.capturer import Size
 from varlen_graphs.graphs.graph_set import reason_of
 from varlen_graphs.graphs.store import GraphStore, Usable
-from varlen_graphs.layouts.needs import Load
-from varlen_graphs.routing.packing import Pack, cheapest
+from varlen_graphs.layouts.usage import Usage
+from varlen_graphs.routing.packing import ReplayBatch, cheapest
 from varlen_graphs.routing.recent import RECENT
 from varlen_graphs.routing.router import Route
 
@@ -55,7 +55,7 @@ class ExactGraphs:
         self._count(one, graphs is None)
         if graphs is None or size not in graphs or self._store.forward.verdict.wrong:
             return None
-        return usable._replace(graphs=graphs), Route((Pack(size, range(len(layout.items))),))
+        return usable._replace(graphs=graphs), Route((ReplayBatch(size, range(len(layout.items))),))
 
     def capture_next(self) -> Budget | None:
         """Capture the size that came most often and has no graph; return it, or `None` if there is none to capture.
@@ -114,7 +114,7 @@ class ExactGraphs:
             or not store.can_capture(key, capturer.inputs[key])
         ):
             return None
-        return cheapest(Load(*size), costs)
+        return cheapest(Usage(*size), costs)
 
     def _has_room(self, fallback_budget: Budget) -> bool:
         """Return True if there may be one more graph, which takes no more memory than that of the budget."""

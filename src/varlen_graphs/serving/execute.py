@@ -19,7 +19,7 @@ from varlen_graphs.declaration.call import Call
 from varlen_graphs.declaration.part import part_of
 from varlen_graphs.declaration.reading import check_inputs, only_on_device, read_items, read_layout
 from varlen_graphs.declaration.signature import Signature
-from varlen_graphs.declaration.statics import StaticKey
+from varlen_graphs.declaration.static_args import StaticKey
 from varlen_graphs.errors import CaptureError, InputError, LayoutError, SpecError
 from varlen_graphs.graphs.capturer import CaptureInputs
 from varlen_graphs.graphs.forward import MODULE, Reference
@@ -27,17 +27,17 @@ from varlen_graphs.graphs.graph_set import GraphSet
 from varlen_graphs.graphs.row_source import NOWHERE
 from varlen_graphs.graphs.store import GraphStore, Usable
 from varlen_graphs.inputs.extra import PerItem
-from varlen_graphs.layouts.span import Span
+from varlen_graphs.layouts.item_slice import ItemSlice
 from varlen_graphs.options.gpu_layouts import GpuLayouts
 from varlen_graphs.outputs.parts import flatten, with_padding
-from varlen_graphs.routing.packing import Pack
+from varlen_graphs.routing.packing import ReplayBatch
 from varlen_graphs.routing.router import Route, Router
 from varlen_graphs.serving.exact import ExactGraphs
 from varlen_graphs.serving.lazy import CAPTURING
 from varlen_graphs.serving.mostly_eager import MostlyEager
 from varlen_graphs.serving.replayed_items import DeviceItems, HostItems
 from varlen_graphs.serving.results import Collected
-from varlen_graphs.serving.row_checks import check_beside, check_rows, no_rows
+from varlen_graphs.serving.row_checks import check_extra_inputs, check_rows, no_rows
 from varlen_graphs.serving.trace_size import trace_size
 from varlen_graphs.stats import Stats
 from varlen_graphs.traffic.trace import Trace
@@ -60,7 +60,7 @@ class Executor:
     Args:
         signature: Binds arguments.
         mode: Says why a call must run eager.
-        router: Chooses the packs of a call.
+        router: Chooses the replay batches of a call.
         store: The graphs.
         stats: The counters.
         layouts: Options for layouts on the GPU.
@@ -111,7 +111,7 @@ class Executor:
         call = self.signature.bind(args, kwargs)
         check_rows(self.store, call.rows.device, call.rows.dtype)
         if call.inputs:
-            check_beside(self.store, call)
+            check_extra_inputs(self.store, call)
         if not only_on_device(self.spec, call.description, call.rows.device, self.layouts.simulated):
             read_items(self.spec, call)
         elif call.inputs:
@@ -128,7 +128,7 @@ class Executor:
 
     def answer(self, call: Call, reason: str | None) -> Any:
         """Return the output of a call, which runs eager for a reason that the mode told, if there is one."""
-        reason = call.beyond or reason or (None if self.mode.backend(call.rows.device) else NO_GRAPHS)
+        reason = call.eager_reason or reason or (None if self.mode.backend(call.rows.device) else NO_GRAPHS)
         if torch.is_grad_enabled() and (reason or self.mode.may_train or call.rows.requires_grad or call.inputs):
             trained = self.mode.why_trained(call.requires_grad)
             if trained is not None:
@@ -142,14 +142,14 @@ class Executor:
             torch._C._set_grad_enabled(False)  # faster than `torch.no_grad`, and no interrupt leaves it half entered
             with on_device(call.rows.device), self.pool.exclusive(), self.pool.order:
                 usable, route, own = self.route(call)
-                if usable.graphs is not None and route.packs:
+                if usable.graphs is not None and route.batches:
                     return self.run(call, route, usable.graphs, own)
         finally:
             torch._C._set_grad_enabled(grad)
         return self.eager(call, route.reason or NO_GRAPHS, own)
 
     def route(self, call: Call) -> tuple[Usable, Route, Reference | None]:
-        """Choose the packs of a call, after capturing the largest budget that it needs, if calls capture.
+        """Choose the replay batches of a call, after capturing the largest budget that it needs, if calls capture.
 
         Before a capture the module itself runs the call: that warms it up, and is the expected output. While another
         thread captures, for any encoder, calls run eager rather than wait.
@@ -158,14 +158,16 @@ class Executor:
         if self.exact is not None and (found := self.exact.route(call, usable)) is not None:
             return *found, None
         route = self.router.route(call, usable.costs, usable.timed, usable.refused)
-        if usable.graphs is None and (route.packs or self.store.lazy):
+        if usable.graphs is None and (route.batches or self.store.lazy):
             capturer, key = self.store.capturer, self.store.key(call.key)
-            if (reason := capturer.why_not(key, call.statics)) is not None:
+            if (reason := capturer.why_not(key, call.static_args)) is not None:
                 return usable, Route(reason=reason), None
         missing = []
-        for pack in () if self.store.lazy else route.packs:  # a loop, because a comprehension costs a call of its own
-            if pack.budget is not None and (usable.graphs is None or pack.budget not in usable.graphs):
-                missing.append(pack.budget)  # noqa: PERF401
+        for batch in (
+            () if self.store.lazy else route.batches
+        ):  # a loop, because a comprehension costs a call of its own
+            if batch.budget is not None and (usable.graphs is None or batch.budget not in usable.graphs):
+                missing.append(batch.budget)  # noqa: PERF401
         if missing and others_capture() and self.store.capturer.agreement.alone:  # ranks capture together
             return usable, Route(reason=CAPTURING), None
         if missing:
@@ -197,7 +199,7 @@ class Executor:
             return None
 
     def run(self, call: Call, route: Route, graphs: GraphSet, own: Reference | None = None) -> Any:
-        """Replay the packs of a call; compare the output with the module's own, if that is there or still to be asked.
+        """Replay the batches of a route; compare the output with the module's own, if it is there or still to be asked.
 
         Returns:
             The output; the module's own if the replay is wrong, whose budgets are disabled then.
@@ -208,7 +210,7 @@ class Executor:
         return verification.run(self, call, route, graphs, own)
 
     def replay(self, call: Call, route: Route, graphs: GraphSet) -> Any:
-        """Replay the packs of a call.
+        """Replay the batches of a route.
 
         Raises:
             InputError: A function of the declaration made this call, while it ran for another one.
@@ -220,40 +222,42 @@ class Executor:
             arena.loading = True
             call.rows = call.rows.detach()  # an alias, because others may give the caller's tensor other memory
             arena.check_row_shape(call.shape if call.to_pack else call.rows.shape)
-            packs_in_place = call.to_pack and len(route.packs) == 1 and route.packs[0].budget is not None
+            packs_in_place = call.to_pack and len(route.batches) == 1 and route.batches[0].budget is not None
             if call.to_pack and not packs_in_place:
                 read_layout(self.spec, call)
-            batch, places = (call.sizes, call.padded) if packs_in_place else (), None
-            items = DeviceItems(call, graphs.checks) if call.layout is None else HostItems(call.layout, *batch)
+            padded_batch, gather_indices = (call.sizes, call.padded) if packs_in_place else (), None
+            items = DeviceItems(call, graphs.checks) if call.layout is None else HostItems(call.layout, *padded_batch)
             self.stats.count_call(items.everything.items)
             if self.traces:
                 trace_size(self.traces, self.router, self.spec, call)
             collected = Collected(items.everything, views=packs_in_place)
-            for pack in route.packs:
-                spans, budget = items.spans(pack), pack.budget
+            for batch in route.batches:
+                slices, budget = items.slices(batch), batch.budget
                 if budget is None:
-                    outputs = self._run_eager(call, pack, spans, graphs.refused)
+                    outputs = self._run_eager(call, batch, slices, graphs.refused)
                 else:
-                    source = arena.source.of(call, spans)
-                    active = items.load(arena, pack, source)
-                    places = arena.places(call) if packs_in_place else None
+                    source = arena.source.of(call, slices)
+                    active = items.load(arena, batch, source)
+                    gather_indices = arena.gather_indices(call) if packs_in_place else None
                     if self.spec.inputs:
-                        arena.load_inputs(call, spans, budget, places)
+                        arena.load_inputs(call, slices, budget, gather_indices)
                     if source is NOWHERE:
-                        arena.load_rows(call, spans, budget, places)
+                        arena.load_rows(call, slices, budget, gather_indices)
                     outputs = graphs.replay(budget)
                     if graphs.fallback_budget is None:
                         self.stats.count_replay(budget, active)  # while the GPU works
                     else:
                         self.stats.count_exact(graphs.fallback_budget, active)
                     self.used[call.key][graphs.fallback_budget or budget] += 1
-                collected.take(outputs, graphs.extents, spans, items.nan_masks)
+                collected.take(outputs, graphs.extents, slices, items.nan_masks)
             if isinstance(items, DeviceItems):
                 items.finish(self.layouts.check == "checked")
             tensors = collected.tensors
             if call.padded and call.layout is not None:
-                places = places or call.places
-                tensors = with_padding(tensors, graphs.extents, call.layout, call.padded, places, copies=packs_in_place)
+                gather_indices = gather_indices or call.gather_indices
+                tensors = with_padding(
+                    tensors, graphs.extents, call.layout, call.padded, gather_indices, copies=packs_in_place
+                )
             return graphs.rebuild(tensors)
         finally:
             arena.loading = arena.keeps_padding = False
@@ -316,7 +320,7 @@ class Executor:
         self.stats.count_call(call.items)
         if self.traces:
             trace_size(self.traces, self.router, self.spec, call)
-        self.count_eager(reason, only_itself=reason == call.beyond)
+        self.count_eager(reason, only_itself=reason == call.eager_reason)
 
     def count_eager(self, reason: str, only_itself: bool) -> None:
         """Count that a call, or items of one, run eager, and warn if most of the last calls did; see `MostlyEager`."""
@@ -344,7 +348,7 @@ class Executor:
         if checks is not None and checks.calls and (found := checks.poll()):  # else there is nothing to find
             self.stats.count_wrong_layouts(found)
 
-    def capture_inputs(self, statics: dict[str, Any], example: Call | None = None) -> CaptureInputs | None:
+    def capture_inputs(self, static_args: dict[str, Any], example: Call | None = None) -> CaptureInputs | None:
         """Return the inputs to capture for calls with these static arguments, or like an example.
 
         `None` if nothing is captured here.
@@ -358,12 +362,12 @@ class Executor:
             return None
         if example is None:
             rows = no_rows(self.store)
-            bound, beyond = self.signature.bind_statics(statics)
+            bound, eager_reason = self.signature.bind_static_args(static_args)
         else:
-            rows, bound, beyond = example.rows, example.statics, example.beyond
+            rows, bound, eager_reason = example.rows, example.static_args, example.eager_reason
         self.mode.refresh()
         with torch.no_grad():  # as a capture runs
-            reason = beyond or self.mode.eager_reason()
+            reason = eager_reason or self.mode.eager_reason()
         if reason is not None:
             raise CaptureError(
                 f"nothing to capture: calls run eager now ({reason}); capture in the mode of construction"
@@ -380,12 +384,12 @@ class Executor:
         self.store.capture(inputs, call=None if own is None else example)
 
     def _run_eager(
-        self, call: Call, pack: Pack, spans: Sequence[tuple[Span, Span]], refused: Collection[Budget]
+        self, call: Call, batch: ReplayBatch, slices: Sequence[tuple[ItemSlice, ItemSlice]], refused: Collection[Budget]
     ) -> list[Tensor]:
-        """Run the item of a pack without a budget."""
-        part = pack.layout(read_layout(self.spec, call))
+        """Run the item of a replay batch without a budget."""
+        part = batch.layout(read_layout(self.spec, call))
         self.count_eager(self.router.why_missing(part, refused), only_itself=False)
-        output = self.forward.exact(replace(part_of(self.spec, call, part, spans), padded=()))
+        output = self.forward.exact(replace(part_of(self.spec, call, part, slices), padded=()))
         return flatten(output, self.spec.declared).tensors
 
 

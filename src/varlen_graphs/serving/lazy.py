@@ -68,7 +68,7 @@ class Requests:
     def add(self, inputs: CaptureInputs, calls: Mapping[Budget, float], from_file: bool = False) -> None:
         """Count that calls requested budgets just now, or did in an earlier run, as a warm-up file says."""
         with self._lock:
-            key = self.store.key(self.store.forward.spec.key(inputs.statics, inputs.row_shape))
+            key = self.store.key(self.store.forward.spec.key(inputs.static_args, inputs.row_shape))
             request = self._requests.get(key) or _Request(inputs, Recent(), from_file)
             self._requests[key] = request = request._replace(from_file=from_file and request.from_file)
             request.calls.count(calls, self._stats.calls)
@@ -100,8 +100,8 @@ class Requests:
                     forget_frames(error)
                     self.store.capturer.failure = None  # no call asked for it
                     warn(
-                        f"what calls with {quoted(inputs.statics)} used, as the warm-up file says, cannot be captured, "
-                        f"and is forgotten: {reason_of(error)}"
+                        f"what calls with {quoted(inputs.static_args)} used, as the warm-up file says, cannot be "
+                        f"captured, and is forgotten: {reason_of(error)}"
                     )
                     continue
             self._forget(key, budget)
@@ -121,7 +121,7 @@ class Requests:
                 if budget in self.store.budgets.costs.replays
             ]
         for calls, key, inputs, budget in sorted(requests, key=lambda one: one[0], reverse=True):
-            wanted = self.store.capturer.why_not(key, inputs.statics) is None
+            wanted = self.store.capturer.why_not(key, inputs.static_args) is None
             if wanted and self.store.can_capture(key, inputs) and self.store.admits(budget, calls):
                 return key, inputs, budget, calls
         return None
@@ -174,28 +174,28 @@ class LazyRouter(Router):
         graphs = self.requests.store.find(call.key)
         refused = () if graphs is None else graphs.refused
         route = super().route(call, self.budgets.costs.without(refused), False, refused)
-        if not route.packs:
+        if not route.batches:
             return route.reason
         self._request(call, route, () if graphs is None else graphs.budgets)
         return CAPTURING
 
     def route(self, call: Call, costs: Costs, timed: bool, refused: Collection[Budget] = ()) -> Route:
-        """Choose packs among all enabled budgets; if some have no graph, among those in `costs`."""
+        """Choose replay batches among all enabled budgets; if some have no graph, among those in `costs`."""
         enabled = self.budgets.costs.without(refused)
         best = super().route(call, enabled, timed, refused)
-        if not best.packs or not self._request(call, best, costs.replays):
+        if not best.batches or not self._request(call, best, costs.replays):
             return best
         other = super().route(call, costs, timed, refused)
-        if not other.packs or any(pack.budget is None for pack in other.packs):
+        if not other.batches or any(batch.budget is None for batch in other.batches):
             return Route(reason=NOT_CAPTURED)
         if timed and costs.measured:  # then the router has compared it with eager
             return other
-        close = total_cost(other.packs, costs) <= LITTLE_MORE * total_cost(best.packs, enabled)
+        close = total_cost(other.batches, costs) <= LITTLE_MORE * total_cost(best.batches, enabled)
         return other if close else Route(reason=NOT_CAPTURED)
 
     def _request(self, call: Call, route: Route, captured: Collection[Budget]) -> bool:
         """Request the budgets of a route that have no graph; return True if there are some."""
-        missing = {pack.budget for pack in route.packs if pack.budget is not None and pack.budget not in captured}
+        missing = {batch.budget for batch in route.batches if batch.budget is not None and batch.budget not in captured}
         if missing:
             self.requests.add(self.requests.store.inputs(call), dict.fromkeys(missing, 1))
         return bool(missing)

@@ -10,10 +10,10 @@ from varlen_graphs.declaration.call import Call
 from varlen_graphs.graphs.arena import Arena
 from varlen_graphs.graphs.gpu_checks import GpuChecks
 from varlen_graphs.graphs.row_source import NOWHERE, Source
+from varlen_graphs.layouts.item_slice import ItemSlice
 from varlen_graphs.layouts.items import Layout
 from varlen_graphs.layouts.packed_batch import Sizes
-from varlen_graphs.layouts.span import Span
-from varlen_graphs.routing.packing import Pack
+from varlen_graphs.routing.packing import ReplayBatch
 
 
 class HostItems:
@@ -25,7 +25,7 @@ class HostItems:
         padded: The size to which these are padded.
 
     Attributes:
-        everything: The span of all items.
+        everything: The slice of all items.
         nan_masks: See `Collected.take`.
     """
 
@@ -34,37 +34,37 @@ class HostItems:
     def __init__(self, layout: Layout, sizes: Sizes = (), padded: Sequence[int] = ()) -> None:
         self.layout = layout
         self._batch = sizes, padded
-        self.everything = Span.of(layout)
+        self.everything = ItemSlice.of(layout)
         self._all = [(self.everything, self.everything)]
 
-    def spans(self, pack: Pack) -> Sequence[tuple[Span, Span]]:
-        """Return the places of the rows and items of a pack in the call and in its replay."""
-        if len(pack.items) == len(self.layout.items) and not self.layout.length:
+    def slices(self, batch: ReplayBatch) -> Sequence[tuple[ItemSlice, ItemSlice]]:
+        """Return the slices of the rows and items of a replay batch in the call and in its replay."""
+        if len(batch.items) == len(self.layout.items) and not self.layout.length:
             return self._all
-        return pack.spans(self.layout, self.everything)
+        return batch.slices(self.layout, self.everything)
 
-    def load(self, arena: Arena, pack: Pack, source: Source = NOWHERE) -> int:
-        """Copy the items of a pack into the arena; return their rows. Queued on the current stream; no sync."""
-        assert pack.budget is not None  # noqa: S101 - packs without a budget run eager
-        part = self.layout if len(pack.items) == len(self.layout.items) else pack.layout(self.layout)
-        arena.load_layout(part, pack.budget, source, *self._batch)
+    def load(self, arena: Arena, batch: ReplayBatch, source: Source = NOWHERE) -> int:
+        """Copy the items of a replay batch into the arena; return their rows. Queued on the current stream; no sync."""
+        assert batch.budget is not None  # noqa: S101 - batches without a budget run eager
+        part = self.layout if len(batch.items) == len(self.layout.items) else batch.layout(self.layout)
+        arena.load_layout(part, batch.budget, source, *self._batch)
         return part.total
 
 
 class DeviceItems:
-    """Items that only the GPU has seen: one pack, whose graph checks them.
+    """Items that only the GPU has seen: one replay batch, whose graph checks them.
 
     Args:
         call: The call.
         checks: Keeps the findings.
 
     Attributes:
-        everything: The span of all items.
+        everything: The slice of all items.
         nan_masks: Added to outputs, so that a wrong call does not pass for a right one.
     """
 
     def __init__(self, call: Call, checks: GpuChecks) -> None:
-        self.everything = Span(0, call.rows.shape[0], 0, call.items)
+        self.everything = ItemSlice(0, call.rows.shape[0], 0, call.items)
         self.nan_masks: Mapping[torch.dtype, Tensor] | None = checks.nan_masks
         # An alias of the sizes, which the graph reads, because others may give the caller's tensor other memory.
         (name, sizes), *_ = call.description.items()
@@ -72,13 +72,13 @@ class DeviceItems:
         self._checks = checks
         self._number = 0
 
-    def spans(self, pack: Pack) -> Sequence[tuple[Span, Span]]:
-        """Return the places of the rows and items of a pack in the call and in its replay."""
+    def slices(self, batch: ReplayBatch) -> Sequence[tuple[ItemSlice, ItemSlice]]:
+        """Return the slices of the rows and items of a replay batch in the call and in its replay."""
         return [(self.everything, self.everything)]
 
-    def load(self, arena: Arena, pack: Pack, source: Source = NOWHERE) -> int:
+    def load(self, arena: Arena, batch: ReplayBatch, source: Source = NOWHERE) -> int:
         """Copy the items into the arena; return their rows. Queued on the current stream; no sync."""
-        assert pack.budget is not None  # noqa: S101 - packs without a budget run eager
+        assert batch.budget is not None  # noqa: S101 - batches without a budget run eager
         self._checks.calls += 1
         self._number = self._checks.calls
         _, rows, _, items, *_ = self.everything

@@ -66,7 +66,7 @@ def report(name: str, store: GraphStore, stats: Stats) -> str:
         lines += [f"{counted(stats.exact.total(), 'replay')} of graphs of exactly the size of calls; rows: {rows}"]
     if len(store.sets) > 1:
         lines += ["graphs for these static arguments (adapters apart):"]
-        lines += [f"  {_describe(inputs.statics)}" for inputs in [*capturer.inputs.values()]]
+        lines += [f"  {_describe(inputs.static_args)}" for inputs in [*capturer.inputs.values()]]
     for graphs in store.sets:
         lines += [f"proven against {against}" for against in sorted(graphs.against)]
         lines += [f"not proven on {left_out}" for left_out in sorted(graphs.unproven)]
@@ -89,5 +89,5 @@ def report(name: str, store: GraphStore, stats: Stats) -> str:
     return "\n".join(lines)
 
 
-def _describe(statics: dict[str, Any]) -> str:
-    return ", ".join(f"{name}={quoted(value)}" for name, value in statics.items()) or "the defaults"
+def _describe(static_args: dict[str, Any]) -> str:
+    return ", ".join(f"{name}={quoted(value)}" for name, value in static_args.items()) or "the defaults"

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from varlen_graphs.layouts.dtypes import plain
-from varlen_graphs.layouts.span import Span
+from varlen_graphs.layouts.item_slice import ItemSlice
 from varlen_graphs.outputs.entries import Extent
 
 
@@ -14,7 +14,7 @@ class Collected:
     """The outputs of one call, filled run by run.
 
     Args:
-        everything: Span of the call.
+        everything: Slice of all items of the call.
         views: If True, the outputs of a run of the whole call stay where it wrote them, for the caller to copy.
 
     Attributes:
@@ -22,7 +22,7 @@ class Collected:
         tensors: The tensors of the output, active entries only; empty before the first run.
     """
 
-    def __init__(self, everything: Span, views: bool = False) -> None:
+    def __init__(self, everything: ItemSlice, views: bool = False) -> None:
         self.everything = everything
         self._views = views
         self.tensors: list[Tensor] = []
@@ -31,7 +31,7 @@ class Collected:
         self,
         outputs: Sequence[Tensor],
         extents: Sequence[Extent],
-        spans: Sequence[tuple[Span, Span]],
+        slices: Sequence[tuple[ItemSlice, ItemSlice]],
         nan_masks: Mapping[torch.dtype, Tensor] | None = None,
     ) -> None:
         """Copy the outputs of a run to their places, one launch for each dtype. Queued on the current stream; no sync.
@@ -39,18 +39,18 @@ class Collected:
         Args:
             outputs: The outputs of the run, padding included.
             extents: Their extents.
-            spans: Places of the rows and items in the call, and in the run.
+            slices: Those of the rows and items in the call, and in the run.
             nan_masks: A scalar to add to floating outputs, for a run of the whole call; see `copies`.
         """
-        if spans[0][0] == self.everything:
-            here, active = spans[0][1], []
+        if slices[0][0] == self.everything:
+            here, active = slices[0][1], []
             for extent, output in zip(extents, outputs, strict=True):
                 active.append(extent.part(output, here))
             self.tensors = active if self._views else copies(active, nan_masks)
             return
         self.tensors = self.tensors or [self._allocate(*pair) for pair in zip(outputs, extents, strict=True)]
         targets, sources = [], []
-        for there, here in spans:
+        for there, here in slices:
             targets += [extent.part(own, there) for own, extent in zip(self.tensors, extents, strict=True)]
             sources += [extent.part(out, here) for out, extent in zip(outputs, extents, strict=True)]
         for at in _by_dtype(sources):

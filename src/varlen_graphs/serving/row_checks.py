@@ -43,7 +43,7 @@ def check_rows(store: GraphStore, device: torch.device, dtype: torch.dtype) -> N
         )
 
 
-def check_beside(store: GraphStore, call: Call) -> None:
+def check_extra_inputs(store: GraphStore, call: Call) -> None:
     """Check that the tensors beside the rows of a call have the device and dtype that the module takes.
 
     Raises:

@@ -16,13 +16,13 @@ from varlen_graphs.capture.torch_modes import INSTEAD, WATCHERS, records
 from varlen_graphs.checks.fields import is_integer
 from varlen_graphs.checks.values import quoted
 from varlen_graphs.declaration.call import Call
-from varlen_graphs.declaration.reading import check_description, check_inputs, parse, why_beyond
+from varlen_graphs.declaration.reading import check_description, check_inputs, eager_reason, parse
 from varlen_graphs.errors import InputError
 from varlen_graphs.graphs.graph_set import GraphSet
 from varlen_graphs.layouts.mask import Mask
 from varlen_graphs.routing.router import Route
 from varlen_graphs.serving.execute import Executor
-from varlen_graphs.serving.row_checks import check_beside, check_rows, no_rows
+from varlen_graphs.serving.row_checks import check_extra_inputs, check_rows, no_rows
 
 
 class Stage:
@@ -93,7 +93,7 @@ def stage(executor: Executor, layout: Any, arguments: dict[str, Any]) -> Iterato
     assert call.layout is not None  # noqa: S101 - it was just read
     executor.router.single_budget(call.layout, executor.router.budgets.costs)  # bounds what is allocated, eager too
     trained = executor.mode.why_trained(call.requires_grad) if torch.is_grad_enabled() else None
-    reason = trained or call.beyond or reason or executor.mode.why_no_graphs(call.rows.device)
+    reason = trained or call.eager_reason or reason or executor.mode.why_no_graphs(call.rows.device)
     reason = reason or executor.router.why_wait(call)
     is_first = (
         reason is None and not store.lazy and store.find(call.key) is None
@@ -102,8 +102,8 @@ def stage(executor: Executor, layout: Any, arguments: dict[str, Any]) -> Iterato
         with torch.no_grad(), on_device(call.rows.device), executor.pool.exclusive(), executor.pool.order:
             usable, route, _ = executor.route(call)
             reason = route.reason
-            if usable.graphs is not None and route.packs and route.packs[0].budget is not None:
-                call.rows = usable.graphs.arena.call(call.layout, route.packs[0].budget, {}).rows
+            if usable.graphs is not None and route.batches and route.batches[0].budget is not None:
+                call.rows = usable.graphs.arena.call(call.layout, route.batches[0].budget, {}).rows
                 call.original[spec.packed.name] = rows = spec.packed.as_argument(call.rows)
                 store.staged = True
                 try:
@@ -145,13 +145,13 @@ def _bind(executor: Executor, layout: Any, arguments: dict[str, Any]) -> Call:
         raise InputError(f"stage({quoted(layout)}): expected the number of items, an integer")
     check_rows(executor.store, call.rows.device, call.rows.dtype)
     if call.inputs:
-        check_beside(executor.store, call)
+        check_extra_inputs(executor.store, call)
     described = dict(call.description)
     if isinstance(spec.layout, Mask):  # which may be wider than what it marks
         del described[spec.layout.name]
     check_description(described, executor.router.budgets.budgets[-1].rows)
     call.layout = parse(spec, call.description, ())
-    call.beyond = call.beyond or why_beyond(spec, call.layout)
+    call.eager_reason = call.eager_reason or eager_reason(spec, call.layout)
     call.staged = True
     check_inputs(spec, call)
     return call

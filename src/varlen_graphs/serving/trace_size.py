@@ -20,8 +20,8 @@ def trace_size(traces: Iterable[Trace], router: Router, spec: BufferSpec, call: 
             layout = Layout(tuple([item for item in layout.items if item[0] * item[1] * item[2]]), layout.length)
         if not layout.items:
             return
-        size = Size(*spec.needs.load(layout), largest=max(layout.group_rows))
-        squares = spec.needs.squares(layout)
+        size = Size(*spec.usage.of(layout), largest=max(layout.group_rows))
+        squares = spec.usage.squares(layout)
     else:  # of its largest item what is known: no less than the mean
         most, items = router.most(call), call.items
         if not 0 < items * spec.row_multiple <= most.rows:

@@ -4,7 +4,7 @@ from typing import Any
 
 from varlen_graphs.attention import timing
 from varlen_graphs.budgets.budget import Budget
-from varlen_graphs.declaration.statics import json_statics
+from varlen_graphs.declaration.static_args import json_static_args
 from varlen_graphs.errors import CaptureError, InputError, SpecError, warn
 from varlen_graphs.options.capture import Capture
 from varlen_graphs.routing.recent import share_of_each
@@ -52,27 +52,29 @@ class WarmStart:
         if device is not None:
             timing.learn(known.attention, device)
         each = share_of_each(sum(sum(calls.values()) for _, calls in known.used))
-        self._used = [(statics, {budget: n * each for budget, n in calls.items()}) for statics, calls in known.used]
+        self._used = [
+            (static_args, {budget: n * each for budget, n in calls.items()}) for static_args, calls in known.used
+        ]
 
     def section(self) -> WarmupSection:
         """Return the measurements of this run."""
         device, costs = self._executor.forward.device, self._executor.store.budgets.measured
         costs = costs if costs is not None and costs.measured else None
         timed = timing.as_json(device) if device is not None else []
-        by_key = [(json_statics(key), dict(replays)) for key, replays in [*self._executor.used.items()]]
-        used = [(statics, replays) for statics, replays in by_key if statics is not None]
+        by_key = [(json_static_args(key), dict(replays)) for key, replays in [*self._executor.used.items()]]
+        used = [(static_args, replays) for static_args, replays in by_key if static_args is not None]
         return WarmupSection(self._name, self._identity(), costs, used, timed)
 
     def request_used(self, requests: Requests) -> None:
         """Request the budgets that calls used in the earlier run, once."""
         used, self._used = self._used, []
-        for statics, calls in used:
+        for static_args, calls in used:
             try:
-                inputs = self._executor.capture_inputs(statics)
+                inputs = self._executor.capture_inputs(static_args)
             except InputError:  # the module does not take these any more
                 continue
             except (SpecError, CaptureError):  # the shape of rows is not known, or graphs are off: try again later
-                self._used.append((statics, calls))
+                self._used.append((static_args, calls))
                 continue
             if inputs is not None:
                 requests.add(inputs, calls, from_file=True)

@@ -62,8 +62,11 @@ class WarmupSection:
             "identity": self.identity,
             "costs": self.costs.as_json() if self.costs is not None else None,
             "used": [
-                [statics, [[b.rows, b.items, b.segments, b.max_seqlen, calls] for b, calls in sorted(budgets.items())]]
-                for statics, budgets in self.used
+                [
+                    static_args,
+                    [[b.rows, b.items, b.segments, b.max_seqlen, calls] for b, calls in sorted(budgets.items())],
+                ]
+                for static_args, budgets in self.used
             ],
             "attention": self.attention,
         }
@@ -72,7 +75,7 @@ class WarmupSection:
     def from_json(cls, value: Mapping[str, Any]) -> "WarmupSection":
         """Return a section from what `as_json` returned; a damaged one raises one of `DAMAGED`."""
         costs = None if value["costs"] is None else Costs.from_json(value["costs"])
-        used = [({**statics}, _counts(budgets)) for statics, budgets in value["used"]]
+        used = [({**static_args}, _counts(budgets)) for static_args, budgets in value["used"]]
         return cls(str(value.get("name")), _identity(value), costs, used, timing.checked(value["attention"]))
 
 

@@ -13,7 +13,7 @@ from varlen_graphs.budgets.memory_size import in_bytes, most_rows
 from varlen_graphs.checks.fields import is_integer
 from varlen_graphs.checks.values import quoted
 from varlen_graphs.errors import BudgetError, InputError, counted
-from varlen_graphs.layouts.needs import Load
+from varlen_graphs.layouts.usage import Usage
 from varlen_graphs.routing.costs import Costs
 from varlen_graphs.traffic.trace import Size, Trace
 
@@ -165,25 +165,25 @@ def evaluate(trace: Trace, row_counts: Sequence[int], costs: Costs) -> Plan:
     )
 
 
-def _parts(size: Size, most: int) -> list[tuple[Load, int]]:
-    """Return the loads of the replays of a call, of at most `most` rows each, and their counts; none if eager."""
+def _parts(size: Size, most: int) -> list[tuple[Usage, int]]:
+    """Return the usage of the replays of a call, of at most `most` rows each, and their counts; none if eager."""
     # A trace has only the largest item and the total rows of the others, which are assumed to have equal sizes: as many
     # as fit join the largest, and the others fill further replays. It is not known which items share a replay, so each
     # has room for the items and segments of the whole call.
     if size.largest > most:
         return []
     if size.rows <= most:
-        return [(Load(*size[:4]), 1)]
+        return [(Usage(*size[:4]), 1)]
     others, rows = size.items - 1, size.rows - size.largest
     beside, fitting = ((most - taken) * others // rows for taken in (size.largest, 0))
     full, rest = divmod(others - beside, fitting)
     replays = ((size.largest, beside, 1), (0, fitting, full), (0, rest, min(rest, 1)))
     return [
-        (Load(more + math.ceil(items * rows / others), *size[1:4]), count) for more, items, count in replays if count
+        (Usage(more + math.ceil(items * rows / others), *size[1:4]), count) for more, items, count in replays if count
     ]
 
 
-def _budget(rows: int, parts: Sequence[Load]) -> Budget:
+def _budget(rows: int, parts: Sequence[Usage]) -> Budget:
     """Return the budget with room for the items and segments of every part with at most its rows."""
     held = [part for part in parts if part.rows <= rows]
     items = max((part.items for part in held), default=1)

@@ -17,7 +17,7 @@ from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.graphs.graph_set import GraphSet
 from varlen_graphs.layouts.items import Layout
 from varlen_graphs.options.verify import Verify
-from varlen_graphs.routing.packing import Pack
+from varlen_graphs.routing.packing import ReplayBatch
 from varlen_graphs.serving.execute import Executor
 from varlen_graphs.verify import synthetic_layouts as layouts
 from varlen_graphs.verify.disagreement import Replays
@@ -65,7 +65,7 @@ class Case(NamedTuple):
         wrong there is so in every graph, and replays of these are short. The longest item is that of the largest one.
         """
         smallest, largest = min(budgets), max(budgets)
-        mixed = spec.needs.load(next(layouts.mixed(spec, largest)))
+        mixed = spec.usage.of(next(layouts.mixed(spec, largest)))
         ordered = min(budget for budget in budgets if budget.holds(*mixed) or budget is largest)
         cases = [cls(budget, layouts.mixed(spec, budget), budget is ordered) for budget in {largest: 0, ordered: 0}]
         cases += [cls(smallest, [one], must_run=False) for one in layouts.edges(spec, smallest)]
@@ -123,7 +123,7 @@ def check_graphs(
         graphs.refuse(budget, why)
     forward = executor.forward
     if (verified := forward.verdict.proven) is not None and graphs.fallback_budget is None:
-        key = executor.spec.key(inputs.statics, inputs.row_shape)
+        key = executor.spec.key(inputs.static_args, inputs.row_shape)
         verified[key] = verified.get(key, True) and not rejected
     if rejected:
         message = (
@@ -205,8 +205,8 @@ class _Checks:
         """Check the replays of a case. Operators may refuse NaN."""
         layout = sample.example.layout
         orders = _orders(layout) if case.reorder else []
-        pack = Pack(case.budget, range(len(layout)))
-        if (found := self._replays.disagreement(self._graphs, [pack], sample.example, orders)) is not None:
+        batch = ReplayBatch(case.budget, range(len(layout)))
+        if (found := self._replays.disagreement(self._graphs, [batch], sample.example, orders)) is not None:
             raise VerificationError(found)
 
     def _check_indices(self, case: Case, sample: SampleRun) -> None:
@@ -215,11 +215,11 @@ class _Checks:
         Behind the last item, indices may be out of range then, which replays do not check.
         """
         budget, call, layout = case.budget, sample.example.call, sample.example.layout
-        rows, items, segments, _ = self._forward.spec.needs.load(layout)
+        rows, items, segments, _ = self._forward.spec.usage.of(layout)
         is_full = rows == budget.rows or items == budget.items or segments == budget.segments
         if sample.has_indices and is_full and self._graphs.agreement.alone:
-            pack = Pack(budget, range(len(layout)))
-            ErrorLocator(self._forward, self._graphs.arena, call, pack, call).check_indices()
+            batch = ReplayBatch(budget, range(len(layout)))
+            ErrorLocator(self._forward, self._graphs.arena, call, batch, call).check_indices()
 
     def _repeats(self, sample: SampleRun) -> bool:
         """Return True if what gave the expected output gives it again. Syncs.

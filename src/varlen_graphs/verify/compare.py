@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from varlen_graphs.declaration.call import Call
 from varlen_graphs.graphs.forward import MODULE, Forward
+from varlen_graphs.layouts.item_slice import ItemSlice
 from varlen_graphs.layouts.items import Layout
 from varlen_graphs.layouts.packed_batch import item_sizes, pack_rows
-from varlen_graphs.layouts.span import Span
 from varlen_graphs.outputs.entries import Extent
 from varlen_graphs.outputs.parts import Parts, Path, at, name_of
 
@@ -118,13 +118,13 @@ class Example:
 
     def nan_items(self, actual: Parts) -> set[int]:
         """Return the items with NaN where another output of the call, of all its items, has numbers. Syncs."""
-        found, spans = set[int](), item_spans(self.layout)
+        found, slices = set[int](), item_slices(self.layout)
         for tensor, extent, path in zip(actual.tensors, actual.extents, actual.paths, strict=True):
             expected = at(self.expected, path)
             if isinstance(expected, Tensor) and expected.is_floating_point():
                 own, other = (_packed(one, extent, self.call) for one in (expected, tensor))
-                for item, span in enumerate(spans):
-                    a, b = extent.part(own, span), extent.part(other, span)
+                for item, item_slice in enumerate(slices):
+                    a, b = extent.part(own, item_slice), extent.part(other, item_slice)
                     if a.shape == b.shape and bool((a.isnan() & ~b.isnan()).any()):
                         found.add(item)
         return found
@@ -139,20 +139,25 @@ class Example:
     def _errors(self, actual: Parts, run: Call, items: Sequence[int]) -> Iterator[tuple[Path, Tensor]]:
         """Yield the errors of all items in each tensor, float64 `[items]`."""
         assert run.layout is not None  # noqa: S101 - its items were read
-        own_spans, spans = item_spans(self.layout), item_spans(run.layout)
+        own_slices, slices = item_slices(self.layout), item_slices(run.layout)
         paths = {*actual.paths}
         missing = [at(self.expected, path) is None for path in actual.paths]
         for tensor, extent, path in zip(actual.tensors, actual.extents, actual.paths, strict=True):
             expected, wrong = at(self.expected, path), tensor.new_full((len(items),), torch.inf, dtype=torch.float64)
             if isinstance(expected, Tensor):
-                sizes = extent.size(Span.of(self.layout))
+                sizes = extent.size(ItemSlice.of(self.layout))
                 other_form = not self.call.padded and expected.shape[extent.rows_dim :][: len(sizes)] != sizes
                 if other_form or not self._may_be(tensor.dtype, expected.dtype):
                     yield path, wrong
                     continue
                 expected, tensor = _packed(expected, extent, self.call), _packed(tensor, extent, run)
-                expected_parts = [extent.part(expected, own_spans[item]) for item in items]
-                yield path, _errors([extent.part(tensor, span) for span in spans], expected_parts, extent.rows_dim)
+                expected_parts = [extent.part(expected, own_slices[item]) for item in items]
+                yield (
+                    path,
+                    _errors(
+                        [extent.part(tensor, item_slice) for item_slice in slices], expected_parts, extent.rows_dim
+                    ),
+                )
             elif expected is not None or all(missing):  # a field that the module leaves empty may hold something
                 yield path, wrong
             if self._goes_on_after(path) and _next(path) not in paths:
@@ -252,11 +257,11 @@ def few(layout: Layout) -> str:
     return f"[{some}, ... {more} more]" if more > 0 else f"[{some}]"
 
 
-def item_spans(layout: Layout) -> list[Span]:
-    """Return the span of each item, without the rows that pad it."""
+def item_slices(layout: Layout) -> list[ItemSlice]:
+    """Return the slice of each item, without the rows that pad it."""
     starts = accumulate(layout.rows, initial=0)
     return [
-        Span(start, rows, item, 1, min(layout.length, rows), layout.items, layout.group_of[item], 1)
+        ItemSlice(start, rows, item, 1, min(layout.length, rows), layout.items, layout.group_of[item], 1)
         for item, (start, rows) in enumerate(zip(starts, layout.rows, strict=False))
     ]
 

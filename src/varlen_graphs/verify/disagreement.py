@@ -10,7 +10,7 @@ from varlen_graphs.declaration.call import Call
 from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.graphs.graph_set import GraphSet, reason_of
 from varlen_graphs.outputs.parts import Parts, flatten
-from varlen_graphs.routing.packing import Pack
+from varlen_graphs.routing.packing import ReplayBatch
 from varlen_graphs.routing.router import Route
 from varlen_graphs.serving.execute import Executor
 from varlen_graphs.stats import Stats
@@ -58,18 +58,20 @@ class Replays:
         self.limit = limit_of(tolerance, forward, device)
         self.error = 0.0
 
-    def replay(self, graphs: GraphSet, packs: Sequence[Pack], call: Call, filling: Call | None = None) -> Parts:
+    def replay(
+        self, graphs: GraphSet, batches: Sequence[ReplayBatch], call: Call, filling: Call | None = None
+    ) -> Parts:
         """Replay a call over NaN in the pool and in all padding, or over zeros and the rows of `filling`."""
         for memory in self._memory:
             memory.fill_(0 if filling else 0xFF)
         graphs.arena.poison() if filling is None else graphs.arena.fill(filling)
-        output = self._executor.replay(replace(call), Route(packs), graphs)
+        output = self._executor.replay(replace(call), Route(batches), graphs)
         return flatten(output, self._forward.spec.declared)
 
     def disagreement(
         self,
         graphs: GraphSet,
-        packs: Sequence[Pack],
+        batches: Sequence[ReplayBatch],
         example: Example,
         orders: Sequence[Sequence[range]] = (),
         filling: Call | None = None,
@@ -80,23 +82,23 @@ class Replays:
 
         Args:
             graphs: The graphs.
-            packs: The packs of the example to replay.
+            batches: The replay batches of the example to replay.
             example: The example.
             orders: Groups of its items to replay from the last to the first.
             filling: Call whose rows lie in padding, beside NaN; its own by default.
         """
         call, spec = example.call, self._forward.spec
         fillings, shuffled = (None, filling or call), []
-        over_nan, over_rows = (self.replay(graphs, packs, call, one) for one in fillings)
+        over_nan, over_rows = (self.replay(graphs, batches, call, one) for one in fillings)
         for groups in orders:
             order, other = permuted(spec, call, example.layout, groups)
-            own = [(pack.budget, [at for at, item in enumerate(order) if item in pack.items]) for pack in packs]
-            output = self.replay(graphs, [Pack(budget, items) for budget, items in own if items], other)
+            own = [(batch.budget, [at for at, item in enumerate(order) if item in batch.items]) for batch in batches]
+            output = self.replay(graphs, [ReplayBatch(budget, items) for budget, items in own if items], other)
             shuffled.append((order, other, output))
 
         def wrong(item: int, what: str, explain: Explain) -> str:
-            pack = next(pack for pack in packs if item in pack.items)
-            return self._described(graphs, pack, call, filling or call, what, explain)
+            batch = next(batch for batch in batches if item in batch.items)
+            return self._described(graphs, batch, call, filling or call, what, explain)
 
         found = example.furthest(over_nan)
         if found.error > (limit := self._allowed(found, example, over_nan)):
@@ -106,7 +108,7 @@ class Replays:
         if found.error > 0:
             first = zip((over_nan, over_rows), fillings, strict=True)
             same = all(
-                all_equal(before.tensors, self.replay(graphs, packs, call, filling).tensors)
+                all_equal(before.tensors, self.replay(graphs, batches, call, filling).tensors)
                 for before, filling in [*first] * REPEATS
             )
             if same or self._strict or found.error > limit:
@@ -125,13 +127,15 @@ class Replays:
         self.error = max(self.error, found.error)
         return self.limit if self._strict else example.allowed(found, self.limit, self._forward, form)
 
-    def _described(self, graphs: GraphSet, pack: Pack, call: Call, filling: Call, what: str, explain: Explain) -> str:
+    def _described(
+        self, graphs: GraphSet, batch: ReplayBatch, call: Call, filling: Call, what: str, explain: Explain
+    ) -> str:
         """Return a message: where it is wrong, what is, and the cause, located by running eager."""
         layout = call.layout
         assert layout is not None  # noqa: S101 - its items were read
-        if pack.budget is None:
+        if batch.budget is None:
             return f"wrong in an eager run of items {few(layout)}: {what}\n{DECLARED}"
-        where = f"wrong in {pack.budget}, replaying items {few(pack.layout(layout))}: {what}"
+        where = f"wrong in {batch.budget}, replaying items {few(batch.layout(layout))}: {what}"
         if not graphs.agreement.alone:  # ranks may take another course each, and then wait for each other
             return f"{where}\nThe cause is not located where ranks share a module."
         try:
@@ -139,7 +143,7 @@ class Replays:
                 return (
                     f"{where}\nThe module draws random numbers, so no two runs agree: {draw}\nCall module.eval() first."
                 )
-            return f"{where}\n{explain(ErrorLocator(self._forward, graphs.arena, call, pack, filling))}".rstrip()
+            return f"{where}\n{explain(ErrorLocator(self._forward, graphs.arena, call, batch, filling))}".rstrip()
         except Exception as error:  # of the module's own code, or the device's memory
             return f"{where}\nThe cause could not be located: {reason_of(error)}"
 

@@ -191,7 +191,7 @@ def check_left_out(forward: Forward, limit: float, sample: SampleRun) -> None:
     """
     given = sample.example.call
     call = forward.leaving_out(given)
-    if call.beyond or not (forward.is_module or forward.answers_itself(call)):
+    if call.eager_reason or not (forward.is_module or forward.answers_itself(call)):
         return
     try:
         own = run_made_up(partial(forward.without, call), call.rows.device)

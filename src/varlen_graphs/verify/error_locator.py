@@ -9,9 +9,9 @@ from varlen_graphs.declaration.call import Call
 from varlen_graphs.declaration.part import part_of
 from varlen_graphs.graphs.arena import Arena
 from varlen_graphs.graphs.forward import Forward
-from varlen_graphs.layouts.span import Span
+from varlen_graphs.layouts.item_slice import ItemSlice
 from varlen_graphs.outputs.parts import clear_gaps, flatten
-from varlen_graphs.routing.packing import Pack
+from varlen_graphs.routing.packing import ReplayBatch
 from varlen_graphs.verify.compare import Example, close, equal
 from varlen_graphs.verify.mixing import Inputs, explain_together
 from varlen_graphs.verify.operations import DifferingOperation, Run, Same, first_difference
@@ -56,26 +56,26 @@ class ErrorLocator:
     Leaves NaN in the padding of the arena.
     """
 
-    def __init__(self, forward: Forward, arena: Arena, call: Call, pack: Pack, filling: Call) -> None:
-        layout, budget = call.layout, pack.budget
+    def __init__(self, forward: Forward, arena: Arena, call: Call, batch: ReplayBatch, filling: Call) -> None:
+        layout, budget = call.layout, batch.budget
         assert layout is not None  # noqa: S101 - the call was bound for verification
         assert budget is not None  # noqa: S101 - it was replayed
         self._forward = forward
         self._call = call
-        self._statics = call.statics
-        self._part = pack.layout(layout)
-        spans = pack.spans(layout, Span.of(layout))
+        self._static_args = call.static_args
+        self._part = batch.layout(layout)
+        slices = batch.slices(layout, ItemSlice.of(layout))
         arena.load_layout(self._part, budget)
         own, self._table, given = arena.view(budget)
         self._padded: list[Inputs] = []
         for fill in (partial(arena.fill, filling), arena.poison):
             fill()
-            arena.load_inputs(call, spans, budget)
-            arena.load_rows(call, spans, budget)
+            arena.load_inputs(call, slices, budget)
+            arena.load_rows(call, slices, budget)
             self._padded.append((own.clone(), {name: tensor.clone() for name, tensor in given.items()}))
         arena.keeps_padding = False
-        self._items = pack.items
-        self._active = replace(part_of(self._forward.spec, call, self._part, spans), padded=())
+        self._items = batch.items
+        self._active = replace(part_of(self._forward.spec, call, self._part, slices), padded=())
         own_batch = (len(self._part), self._part.length)
         self._batches = (own_batch, (budget.items, budget.max_seqlen)) if self._part.length else None
 
@@ -152,11 +152,13 @@ class ErrorLocator:
         """Run the forward at the budget; without `clears`, over what lies around all items in the arena."""
         rows, given = inputs
         given = {name: tensor.clone() for name, tensor in given.items()}
-        arguments = self._forward.arguments(rows.clone(), self._table, given, self._statics)
-        packed, extent, span = self._forward.spec.packed, self._forward.spec.row_extent, Span.of(self._part)
+        arguments = self._forward.arguments(rows.clone(), self._table, given, self._static_args)
+        packed, extent, item_slice = self._forward.spec.packed, self._forward.spec.row_extent, ItemSlice.of(self._part)
         cleared = packed.rows_first(arguments[packed.name])
         passed = (cleared if clears or packed.normalize else rows).clone()
-        extent.part(passed, span).copy_(extent.part(cleared, span))  # in any case, so that the operations are the same
+        extent.part(passed, item_slice).copy_(
+            extent.part(cleared, item_slice)
+        )  # in any case, so that the operations are the same
         arguments[packed.name] = packed.as_argument(passed).contiguous()
         return self._forward.run(arguments)
 

@@ -8,8 +8,8 @@ from torch import Tensor
 from varlen_graphs.declaration.buffer_spec import BufferSpec
 from varlen_graphs.declaration.call import Call
 from varlen_graphs.declaration.part import part_of
+from varlen_graphs.layouts.item_slice import slices_of
 from varlen_graphs.layouts.items import Layout
-from varlen_graphs.layouts.span import spans_of
 
 
 def permuted(spec: BufferSpec, call: Call, layout: Layout, groups: Sequence[range] = ()) -> tuple[list[int], Call]:
@@ -22,7 +22,7 @@ def permuted(spec: BufferSpec, call: Call, layout: Layout, groups: Sequence[rang
     kept = Layout(items, layout.length, layout.grouped)
     if groups and layout.length:
         kept = Layout(items, max(kept.rows), layout.grouped)
-    return order, part_of(spec, call, kept, spans_of(layout, order, kept.length))
+    return order, part_of(spec, call, kept, slices_of(layout, order, kept.length))
 
 
 def with_other_rows(arguments: Mapping[str, Any], spec: BufferSpec) -> dict[str, Any]:

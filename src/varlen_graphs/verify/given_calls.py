@@ -14,7 +14,7 @@ from varlen_graphs.errors import InputError, VerificationError, counted
 from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.graphs.graph_set import GraphSet
 from varlen_graphs.options.verify import check_tolerance
-from varlen_graphs.routing.packing import Pack
+from varlen_graphs.routing.packing import ReplayBatch
 from varlen_graphs.serving.execute import Executor
 from varlen_graphs.verify.compare import Example, few
 from varlen_graphs.verify.disagreement import Replays
@@ -22,7 +22,7 @@ from varlen_graphs.verify.error_locator import STATE
 from varlen_graphs.verify.examples import with_other_rows
 from varlen_graphs.watch.shadow import Shadow
 
-Packs = Sequence[Pack]
+ReplayBatches = Sequence[ReplayBatch]
 
 
 @dataclass(frozen=True)
@@ -83,15 +83,15 @@ def verify_calls(executor: Executor, calls: Iterable[Mapping[str, Any]], toleran
             own, other_rows = _example(forward, call), _example(forward, other)
             largest = pairs[-1][1]
             filling = largest if largest.rows.shape[1:] == call.rows.shape[1:] else call
-            for graphs, packs in ways:
-                if ways[0] == (graphs, packs):
-                    _check_repeats(forward, own, replays, graphs, packs)
+            for graphs, batches in ways:
+                if ways[0] == (graphs, batches):
+                    _check_repeats(forward, own, replays, graphs, batches)
                 orders = [read_layout(spec, call).groups]
                 for example, groups in ((own, orders), (other_rows, [])):
-                    wrong = replays.disagreement(graphs, packs, example, groups, filling)
+                    wrong = replays.disagreement(graphs, batches, example, groups, filling)
                     if wrong is not None:
                         raise VerificationError(wrong)
-                checked.update(pack.budget for pack in packs if pack.budget is not None)
+                checked.update(batch.budget for batch in batches if batch.budget is not None)
             against |= dict.fromkeys([own.against, other_rows.against])
         store.check_memory()
     unchecked = store.budgets.costs.replays.keys() - checked
@@ -103,13 +103,13 @@ def _bind(executor: Executor, arguments: Mapping[str, Any]) -> Call:
     """Bind a call that graphs answer."""
     call, mode = executor.bind((), dict(arguments)), executor.mode
     mode.refresh()
-    if reason := call.beyond or mode.eager_reason() or mode.why_no_graphs(call.rows.device):
+    if reason := call.eager_reason or mode.eager_reason() or mode.why_no_graphs(call.rows.device):
         raise InputError(f"there is nothing to verify: calls run eager now ({reason})")
     read_layout(executor.spec, call)
     return call
 
 
-def _ways(executor: Executor, call: Call) -> list[tuple[GraphSet, Packs]]:
+def _ways(executor: Executor, call: Call) -> list[tuple[GraphSet, ReplayBatches]]:
     """Return the ways to replay a call: whole in every budget that holds it, and split if its route splits it.
 
     Raises:
@@ -119,16 +119,16 @@ def _ways(executor: Executor, call: Call) -> list[tuple[GraphSet, Packs]]:
     graphs, costs = store.find(call.key), store.budgets.costs
     if graphs is None:
         raise InputError("there is nothing to verify: no graph is left")
-    load, everything = spec.needs.load(layout), range(len(layout))
-    whole = [budget for budget in sorted(costs.replays) if budget.holds(*load)]
+    usage, everything = spec.usage.of(layout), range(len(layout))
+    whole = [budget for budget in sorted(costs.replays) if budget.holds(*usage)]
     if failed := [graphs.refused[budget] for budget in whole if budget in graphs.refused]:
         raise VerificationError(failed[0])
-    ways: list[tuple[GraphSet, Packs]] = [(graphs, [Pack(budget, everything)]) for budget in whole]
+    ways: list[tuple[GraphSet, ReplayBatches]] = [(graphs, [ReplayBatch(budget, everything)]) for budget in whole]
     exact, size = store.capturer.exact, spec.exact_budget(layout)
     if size not in whole and (own := exact.get((store.key(call.key), size))):
-        ways.append((own, [Pack(size, everything)]))
-    packs = executor.router.route(call, costs, timed=False).packs
-    ways = [(graphs, packs), *ways] if len(packs) > 1 else ways
+        ways.append((own, [ReplayBatch(size, everything)]))
+    batches = executor.router.route(call, costs, timed=False).batches
+    ways = [(graphs, batches), *ways] if len(batches) > 1 else ways
     if not ways:
         raise InputError(f"no budget holds the items {few(layout)}: expected calls that fit one")
     return ways
@@ -142,7 +142,9 @@ def _example(forward: Forward, call: Call) -> Example:
         raise
 
 
-def _check_repeats(forward: Forward, example: Example, replays: Replays, graphs: GraphSet, packs: Packs) -> None:
+def _check_repeats(
+    forward: Forward, example: Example, replays: Replays, graphs: GraphSet, batches: ReplayBatches
+) -> None:
     """Check that the module returns the same for a call whenever it is asked."""
     state = dict([*forward.module.named_parameters(), *forward.module.named_buffers()])
     versions = {name: tensor._version for name, tensor in state.items() if not tensor.is_inference()}
@@ -153,5 +155,5 @@ def _check_repeats(forward: Forward, example: Example, replays: Replays, graphs:
             f"the module changes {', '.join(changed)} in place, so its output depends on earlier calls; call "
             "module.eval(), or compute in each call everything that depends on the call"
         )
-    if example.differs_from(again, replays.replay(graphs, packs, example.call)) > replays.limit:
+    if example.differs_from(again, replays.replay(graphs, batches, example.call)) > replays.limit:
         raise VerificationError(STATE)

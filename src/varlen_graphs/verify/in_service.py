@@ -51,7 +51,7 @@ class InService:
 
     def is_due(self, route: Route, graphs: GraphSet) -> bool:
         """Return True if a graph of a route is still to be compared."""
-        if self._options.prove and any(pack.budget not in graphs.compared for pack in route.packs if pack.budget):
+        if self._options.prove and any(batch.budget not in graphs.compared for batch in route.batches if batch.budget):
             return True
         calls = self._options.calls
         return calls > 0 and any(self._done.get(graph, 0) < calls for graph in _graphs_of(route, graphs))
@@ -68,7 +68,7 @@ class InService:
         except LayoutError:
             return output  # which is NaN, and the graph tells why
         right = self._verified(executor, call, layout, route, graphs, output, own)
-        graphs.compared.update(pack.budget for pack in route.packs if pack.budget is not None)
+        graphs.compared.update(batch.budget for batch in route.batches if batch.budget is not None)
         return right
 
     def _verified(
@@ -100,16 +100,16 @@ class InService:
                 self._count(graph)
             return output
         wrong: dict[Budget, str] = {}
-        for pack in route.packs:
-            if pack.budget is not None:
-                worst = max(found[item] for item in pack.items)
+        for batch in route.batches:
+            if batch.budget is not None:
+                worst = max(found[item] for item in batch.items)
                 right = worst.error <= limit
                 if graphs.fallback_budget is None or not right:  # sizes are too many to count each
-                    executor.stats.count_check(pack.budget, right, own.against)
+                    executor.stats.count_check(batch.budget, right, own.against)
                 if right:
-                    self._count(graphs[pack.budget])
+                    self._count(graphs[batch.budget])
                 else:
-                    wrong[pack.budget] = (
+                    wrong[batch.budget] = (
                         f"{worst.where} differs by {worst.error:.1e} from {own.against} (tolerance "
                         f"{limit:.0e}), in a call of items {few(layout)}"
                     )
@@ -119,7 +119,7 @@ class InService:
         if (failure := attempt.take()) is None:
             return output
         if not wrong:  # here, but not on another rank
-            wrong = {pack.budget: str(failure.error) for pack in route.packs if pack.budget is not None}
+            wrong = {batch.budget: str(failure.error) for batch in route.batches if batch.budget is not None}
         exact = forward.on(Shadow(forward.module)).exact(replace(call))
         forward_is_right = max(_differences(example, flatten(exact, declared), limit)).error <= limit
         self._disable(executor, graphs, wrong, forward_is_right)
@@ -152,7 +152,7 @@ class InService:
 
 def _graphs_of(route: Route, graphs: GraphSet) -> list[Graph]:
     """Return the graphs that a route replays."""
-    return [graphs[pack.budget] for pack in route.packs if pack.budget is not None]
+    return [graphs[batch.budget] for batch in route.batches if batch.budget is not None]
 
 
 def _differences(example: Example, output: Parts, limit: float) -> list[Difference]:

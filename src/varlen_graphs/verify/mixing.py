@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from varlen_graphs.graphs.forward import Forward
+from varlen_graphs.layouts.item_slice import ItemSlice
 from varlen_graphs.layouts.items import Layout
-from varlen_graphs.layouts.span import Span
 from varlen_graphs.outputs.entries import Extent
 from varlen_graphs.outputs.parts import flatten
-from varlen_graphs.verify.compare import all_equal, item_spans
+from varlen_graphs.verify.compare import all_equal, item_slices
 from varlen_graphs.verify.examples import other_values
 from varlen_graphs.verify.operations import MOST_BYTES, DifferingOperation, OperationMode, Run, paths_of, where
 
@@ -35,33 +35,33 @@ def explain_together(forward: Forward, layout: Layout, run: Callable[[Inputs], A
         run: Runs it.
         inputs: The rows of the items, and the tensors beside them.
     """
-    spec, spans = forward.spec, item_spans(layout)
+    spec, slices = forward.spec, item_slices(layout)
     extents = {one.name: extent for one, extent in spec.input_extents if extent.dims and one.name in inputs[1]}
 
-    def changed(spans: Sequence[Span]) -> Inputs:
+    def changed(slices: Sequence[ItemSlice]) -> Inputs:
         rows, given = inputs
-        beside = {name: _varied(given[name], extent, spans) for name, extent in extents.items()}
-        return _varied(rows, spec.row_extent, spans), given | beside
+        beside = {name: _varied(given[name], extent, slices) for name, extent in extents.items()}
+        return _varied(rows, spec.row_extent, slices), given | beside
 
-    def entries(output: Any, spans: Sequence[Span]) -> list[Tensor]:
+    def entries(output: Any, slices: Sequence[ItemSlice]) -> list[Tensor]:
         parts = flatten(output, spec.declared)
-        return [tensor for span in spans for tensor in parts.active(span)]
+        return [tensor for item_slice in slices for tensor in parts.active(item_slice)]
 
     for group in layout.groups[:MOST_GROUPS]:
-        own = [span for at, span in enumerate(spans) if at in group]
-        others = [span for at, span in enumerate(spans) if at not in group]
+        own = [item_slice for at, item_slice in enumerate(slices) if at in group]
+        others = [item_slice for at, item_slice in enumerate(slices) if at not in group]
         base, with_others, with_own = (partial(run, some) for some in (inputs, changed(others), changed(own)))
-        if found := first_mixing(forward.module, base, with_others, with_own, partial(entries, spans=own)):
+        if found := first_mixing(forward.module, base, with_others, with_own, partial(entries, slices=own)):
             return f"The first operation through which others reach item {group[0]} is {found}"
     return ""
 
 
-def _varied(tensor: Tensor, extent: Extent, spans: Sequence[Span]) -> Tensor:
+def _varied(tensor: Tensor, extent: Extent, slices: Sequence[ItemSlice]) -> Tensor:
     """Return a tensor with other values in the entries of some items."""
     other = other_values(tensor, range(extent.rows_dim + len(extent.dims), tensor.dim()))
     tensor = tensor.clone()
-    for span in spans:
-        extent.part(tensor, span).copy_(extent.part(other, span))
+    for item_slice in slices:
+        extent.part(tensor, item_slice).copy_(extent.part(other, item_slice))
     return tensor
 
 

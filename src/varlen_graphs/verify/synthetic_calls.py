@@ -14,10 +14,10 @@ from varlen_graphs.declaration.reading import read_layout
 from varlen_graphs.graphs.capturer import CaptureInputs
 from varlen_graphs.graphs.first_run import valid_ids
 from varlen_graphs.graphs.forward import Forward
+from varlen_graphs.layouts.item_slice import ItemSlice
 from varlen_graphs.layouts.items import Layout
 from varlen_graphs.layouts.packed_batch import item_sizes, pad_rows
 from varlen_graphs.layouts.padded import key_padding_mask, real_rows
-from varlen_graphs.layouts.span import Span
 from varlen_graphs.outputs.entries import Extent, Items, filled
 
 Kind = Literal["plain", "repeated", "uneven"]
@@ -108,7 +108,7 @@ class SyntheticCalls:
 
     def _make(self, layout: Layout, kind: Kind, source: dict[str, Tensor]) -> Call:
         spec, packed = self._spec, self._spec.packed
-        statics, row_shape, device = self._inputs
+        static_args, row_shape, device = self._inputs
         made = {one.name: self._entries(one, layout, kind, source[one.name]) for one in self._tensors}
         rows = made.pop(packed.name)
         description = _describe(spec, layout, device)
@@ -116,9 +116,9 @@ class SyntheticCalls:
             is_real = real_rows(torch.tensor(layout.rows, device=device), layout.longest)
             description[spec.mask.name] = key_padding_mask(is_real, torch.bool, spec.mask.real)
         given = {name: description[name] for name in spec.describing if description[name] is not None}
-        original = {packed.name: packed.as_argument(rows), **given, **statics}
+        original = {packed.name: packed.as_argument(rows), **given, **static_args}
         original |= {one.name: one.as_argument(made[one.name]) for one in spec.inputs}
-        return Call(rows, description, dict(statics), spec.key(statics, row_shape), original, None, inputs=made)
+        return Call(rows, description, dict(static_args), spec.key(static_args, row_shape), original, None, inputs=made)
 
     def _entries(self, one: _Tensor, layout: Layout, kind: Kind, source: Tensor) -> Tensor:
         """Return entries as a call brings them: a batch to pack is still padded; past the end of texts are pads."""
@@ -129,7 +129,7 @@ class SyntheticCalls:
             source = source.flatten().unique()
             middle = max(0, min(len(source) // 2, len(source) - FEW_IDS))  # ids at both ends may be special tokens
             source = source[middle : middle + FEW_IDS].view(-1, *[1] * len(one.shape)).expand(-1, *one.shape)
-        made = self._drawn(one, layout, source).to(one.dtype).view(*extent.size(Span.of(layout)), *one.shape)
+        made = self._drawn(one, layout, source).to(one.dtype).view(*extent.size(ItemSlice.of(layout)), *one.shape)
         is_row = extent is spec.row_extent and one is self._tensors[0]
         if kind == "uneven" and is_row and (one.floating or spec.packed.normalize or one.dtype == torch.uint8):
             made = _uneven(made, layout)

@@ -168,9 +168,9 @@ def _all_rows(spec: BufferSpec, budget: Budget) -> Sizes:
 def _all_segments(spec: BufferSpec, budget: Budget) -> Iterator[Sizes]:
     """Yield one item or two whose frames, or windows, are all segments of a budget, the richest first."""
     unit, segments = spec.row_multiple, budget.segments
-    if spec.needs.windows is not None:
-        yield [(1, segments * (spec.needs.windows.side * spec.layout.merge) ** 2)]
-    elif spec.layout.has_frames and "frame" in spec.needs.kinds:
+    if spec.usage.windows is not None:
+        yield [(1, segments * (spec.usage.windows.side * spec.layout.merge) ** 2)]
+    elif spec.layout.has_frames and "frame" in spec.usage.kinds:
         half = segments // 2
         yield from ([(half, rows), (segments - half, unit)] for rows in (2 * unit, unit) if half)
         yield [(segments, unit)]
@@ -215,7 +215,7 @@ def _layout(spec: BufferSpec, sizes: Sizes, values: Sequence[int] = ()) -> Layou
 
 def _exact_layout(spec: BufferSpec, sizes: Sizes) -> Layout:
     """Return items of exactly these sizes."""
-    side = spec.layout.merge if spec.needs.windows is None else spec.layout.merge * spec.needs.windows.side
+    side = spec.layout.merge if spec.usage.windows is None else spec.layout.merge * spec.usage.windows.side
     sides = [sample_item(spec.layout, rows, spec.layout.merge if rows % side**2 else side) for _, rows in sizes]
     items = tuple((frames, *own[1:]) for (frames, _), own in zip(sizes, sides, strict=True))
     length = max(t * h * w for t, h, w, *_ in items) if spec.layout.padded else 0
@@ -223,4 +223,4 @@ def _exact_layout(spec: BufferSpec, sizes: Sizes) -> Layout:
 
 
 def _fits(spec: BufferSpec, layout: Layout, budget: Budget) -> bool:
-    return min(layout.rows) >= spec.min_rows and budget.holds(*spec.needs.load(layout))
+    return min(layout.rows) >= spec.min_rows and budget.holds(*spec.usage.of(layout))

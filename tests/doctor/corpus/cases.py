@@ -28,7 +28,7 @@ class Case:
         made: The class, made without arguments.
         expects: What has to happen.
         training: True if the module is in training mode.
-        statics: Further keyword arguments of each call.
+        static_args: Further keyword arguments of each call.
         before: Called with the module before each call, and the number of the call.
         takes: Names of the arguments other than the rows.
         eager: True if it runs eager by a documented rule, although nothing is wrong with it.
@@ -37,7 +37,7 @@ class Case:
     made: type[nn.Module]
     expects: Expectation
     training: bool = False
-    statics: Callable[[int], dict[str, Any]] = field(default=lambda at: {})
+    static_args: Callable[[int], dict[str, Any]] = field(default=lambda at: {})
     before: Callable[[nn.Module, int], None] = field(default=lambda module, at: None)
     takes: tuple[str, ...] = ()
     eager: bool = False
@@ -66,7 +66,7 @@ class Case:
             "max_seqlen": bound or max(lengths),
             "item": torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths)),
         }
-        return {"x": rows_of(lengths, at)} | {name: computed[name] for name in self.takes} | self.statics(at)
+        return {"x": rows_of(lengths, at)} | {name: computed[name] for name in self.takes} | self.static_args(at)
 
 
 CASES: dict[str, Case] = {}

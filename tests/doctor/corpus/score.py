@@ -104,7 +104,7 @@ def score_case(case: Case) -> Tally:
     """
     _seed()
     calls = [case.arguments(lengths, at, bound=64) for at, lengths in enumerate(LAYOUTS)]
-    fixed = case.statics(0)
+    fixed = case.static_args(0)
     diagnosis = _diagnose(case.module(), [call | fixed for call in calls])
     listed, allowed = marked(case.made, MARK), marked(case.made, CONSEQUENCE)
     if case.expects == "proof":
@@ -160,7 +160,7 @@ def _run_call(
     case.before(encoder.module, at)
     case.before(reference, at)
     before = encoder.stats.eager.copy()
-    given = {"x": arguments["x"].clone(), "lengths": torch.tensor(lengths), **case.statics(at)}
+    given = {"x": arguments["x"].clone(), "lengths": torch.tensor(lengths), **case.static_args(at)}
     output = encoder(**given)
     expected = reference(**arguments)
     if reasons := encoder.stats.eager - before:

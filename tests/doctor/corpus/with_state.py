@@ -399,7 +399,7 @@ def changed(at):
     return {"options": OPTIONS}
 
 
-@case("proof", statics=changed)
+@case("proof", static_args=changed)
 class TakesChangingOptions(Base):
     def forward(self, x, options):
         return self.proj(x) * options.scale
@@ -412,13 +412,13 @@ class FrozenOptions:
     scale: float = 1.0
 
 
-@case("fine", statics=lambda at: {"options": replace(FrozenOptions(), scale=1.0 + at % 2)})
+@case("fine", static_args=lambda at: {"options": replace(FrozenOptions(), scale=1.0 + at % 2)})
 class TakesFrozenOptions(Base):
     def forward(self, x, options):
         return self.proj(x) * options.scale
 
 
-@case("fine", statics=lambda at: {"scale": 1.0 + at % 2})
+@case("fine", static_args=lambda at: {"scale": 1.0 + at % 2})
 class TakesANumber(Base):
     def forward(self, x, scale):
         return self.proj(x) * scale

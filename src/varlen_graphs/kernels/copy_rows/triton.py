@@ -16,15 +16,17 @@ MOST_PROGRAMS = 1056
 """Number of programs, at most, eight for each multiprocessor of a large GPU. Each writes several blocks if need be."""
 
 
-def copy_rows(source: Tensor, places: Tensor, rows: Tensor) -> None:
+def copy_rows(source: Tensor, indices: Tensor, rows: Tensor) -> None:
     """Run `reference.copy_rows` in one launch."""
     units, width = rows.view(-1).view(torch.int64), math.prod(rows.shape[1:]) * rows.itemsize // 8
     programs = max(1, min(-(-len(units) // BLOCK), MOST_PROGRAMS))
-    launch(_copy_rows, (programs,), source, places, units, len(units), WIDTH=width, PLACES=len(places) > 0, BLOCK=BLOCK)
+    launch(
+        _copy_rows, (programs,), source, indices, units, len(units), WIDTH=width, INDICES=len(indices) > 0, BLOCK=BLOCK
+    )
 
 
 @triton.jit(do_not_specialize=["units"])
-def _copy_rows(p_source, p_places, p_rows, units, WIDTH: tl.constexpr, PLACES: tl.constexpr, BLOCK: tl.constexpr):
+def _copy_rows(p_source, p_indices, p_rows, units, WIDTH: tl.constexpr, INDICES: tl.constexpr, BLOCK: tl.constexpr):
     p_memory = tl.load(p_source).to(tl.pointer_type(tl.int64))
     count = tl.load(p_source + 1) * WIDTH
     scattered = tl.load(p_source + 2) != 0
@@ -33,8 +35,8 @@ def _copy_rows(p_source, p_places, p_rows, units, WIDTH: tl.constexpr, PLACES: t
         i = start + tl.arange(0, BLOCK).to(tl.int64)
         m = i < count
         from_i = i
-        if PLACES:  # noqa: SIM102 - a constant: without places there is no such code
+        if INDICES:  # noqa: SIM102 - a constant: without indices there is no such code
             if scattered:
                 row = i // WIDTH
-                from_i = tl.load(p_places + row, mask=m, other=0) * WIDTH + i - row * WIDTH
+                from_i = tl.load(p_indices + row, mask=m, other=0) * WIDTH + i - row * WIDTH
         tl.store(p_rows + i, tl.load(p_memory + from_i, mask=m, other=0), mask=m | ((i >= padding) & (i < units)))

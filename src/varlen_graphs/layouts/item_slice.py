@@ -1,4 +1,4 @@
-"""Adjoining items, and the place of their rows."""
+"""Slices of the items of a call, and of their rows."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -7,7 +7,7 @@ from typing import NamedTuple
 from varlen_graphs.layouts.items import Layout
 
 
-class Span(NamedTuple):
+class ItemSlice(NamedTuple):
     """Items that adjoin in a call and in a replay: first row, item and group in one of the two, and their numbers."""
 
     row: int
@@ -20,22 +20,22 @@ class Span(NamedTuple):
     groups: int = 0  # 0 if only the GPU has seen the items
 
     @classmethod
-    def of(cls, layout: Layout) -> "Span":
-        """Return the span of all items of a call or a replay."""
+    def of(cls, layout: Layout) -> "ItemSlice":
+        """Return the slice of all items of a call or a replay."""
         items = layout.items
         groups = layout.group_of[-1] + 1 if layout.grouped else len(items)
         return cls(0, layout.total, 0, len(items), layout.length, items, 0, groups)
 
 
-def spans_of(layout: Layout, items: Sequence[int], length: int) -> list[tuple[Span, Span]]:
-    """Return the places of some items in a call, and in one of these alone, in as few pairs as possible.
+def slices_of(layout: Layout, items: Sequence[int], length: int) -> list[tuple[ItemSlice, ItemSlice]]:
+    """Return the slices of some items in a call, and in one of these alone, in as few pairs as possible.
 
     Args:
         layout: The items of the call.
         items: Their indices, in any order.
         length: In a padded batch, the rows of each item that take part.
     """
-    spans = []
+    slices = []
     starts = list(accumulate(layout.rows, initial=0))
     own = tuple([layout.items[i] for i in items])
     row = item = group = 0
@@ -47,9 +47,9 @@ def spans_of(layout: Layout, items: Sequence[int], length: int) -> list[tuple[Sp
         rows = starts[first + count] - starts[first]
         first_group = layout.group_of[first]
         groups = layout.group_of[first + count - 1] + 1 - first_group
-        there = Span(starts[first], rows, first, count, length, layout.items, first_group, groups)
-        spans.append((there, Span(row, rows, item, count, length, own, group, groups)))
+        there = ItemSlice(starts[first], rows, first, count, length, layout.items, first_group, groups)
+        slices.append((there, ItemSlice(row, rows, item, count, length, own, group, groups)))
         row += rows
         item += count
         group += groups
-    return spans
+    return slices

@@ -1,4 +1,4 @@
-"""The capacities that items need of a budget."""
+"""Capacity that items use of a budget."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -11,20 +11,8 @@ from varlen_graphs.layouts.items import Layout
 from varlen_graphs.layouts.segments import Per, Windows, segments_of
 
 
-class Demand(NamedTuple):
-    """Capacities needed by one item, or by items that stay together."""
-
-    rows: int
-    segments: int
-    longest: int
-    items: int = 1
-
-    def __str__(self) -> str:
-        return _sentence(self.rows, self.items, self.segments, self.longest)
-
-
-class Load(NamedTuple):
-    """Capacities needed by several items together."""
+class Usage(NamedTuple):
+    """Capacity that items use together."""
 
     rows: int = 0
     items: int = 0
@@ -32,16 +20,17 @@ class Load(NamedTuple):
     longest: int = 0
 
     def __str__(self) -> str:
-        return _sentence(self.rows, self.items, self.segments, self.longest)
+        own = f" in {counted(self.segments, 'segment')} of at most {counted(self.longest, 'row')}" * bool(self.segments)
+        return f"{counted(self.items, 'item')} of {counted(self.rows, 'row')}{own}"
 
-    def add(self, demand: Demand) -> "Load":
-        """Return the load with one more demand."""
-        rows, segments, longest, items = demand
-        return Load(self.rows + rows, self.items + items, self.segments + segments, max(self.longest, longest))
+    def add(self, other: "Usage") -> "Usage":
+        """Return the usage of the items of both."""
+        rows, items, segments, longest = other
+        return Usage(self.rows + rows, self.items + items, self.segments + segments, max(self.longest, longest))
 
 
-class Needs:
-    """Computes the capacities that items need, by the kinds of segments that a declaration uses.
+class UsageMeter:
+    """Computes the capacity that items use, by the kinds of segments of a declaration.
 
     Args:
         layout: The argument that describes the items.
@@ -55,16 +44,16 @@ class Needs:
         self.layout = layout
         self.kinds = kinds
 
-    def demand(self, *items: Sequence[int]) -> Demand:
-        """Return the demand of an item, or of a group of items."""
+    def of_items(self, *items: Sequence[int]) -> Usage:
+        """Return the usage of an item, or of a group of items that stay together."""
         rows = sum([item[0] * item[1] * item[2] for item in items])
         kinds = [[segments_of(item, per, self.layout.merge) for per in self.kinds] for item in items]
         segments = sum([max((count for count, _ in own), default=0) for own in kinds])
         longest = max((length for own in kinds for _, length in own), default=0)
-        return Demand(rows, segments, rows if "group" in self.kinds else longest, len(items))
+        return Usage(rows, len(items), segments, rows if "group" in self.kinds else longest)
 
-    def load(self, layout: Layout) -> Load:
-        """Return the load of all items together: the sum of their demands."""
+    def of(self, layout: Layout) -> Usage:
+        """Return the usage of all items together."""
         frames, whole, _ = self.by_kind
         segments = longest = 0
         if whole:
@@ -80,7 +69,7 @@ class Needs:
             cut = [segments_of(item, self.windows, self.layout.merge) for item in layout.items]
             segments = sum([count for count, _ in cut])
             longest = longest or max([length for _, length in cut])
-        return Load(layout.total, len(layout.items), segments, longest)
+        return Usage(layout.total, len(layout.items), segments, longest)
 
     def squares(self, layout: Layout) -> int:
         """Return the sum of squared segment lengths, which the cost of attention follows, for the longest kind."""
@@ -113,8 +102,8 @@ class Needs:
         """The windows that are segments, if any."""
         return next((per for per in self.kinds if isinstance(per, Windows)), None)
 
-    def most(self, rows: int, items: int, min_segment_rows: int) -> Load:
-        """Return the largest load of `items` items with `rows` rows, in segments of `min_segment_rows` on average.
+    def most(self, rows: int, items: int, min_segment_rows: int) -> Usage:
+        """Return the largest usage of `items` items with `rows` rows, in segments of `min_segment_rows` on average.
 
         All rows may be those of one item, because others may have none.
         """
@@ -126,10 +115,4 @@ class Needs:
             longest = rows
         if not (frames or whole):
             longest = min(longest, window**2)
-        return Load(rows, items, segments, longest)
-
-
-def _sentence(rows: int, items: int, segments: int, longest: int) -> str:
-    """Format capacities for messages; declarations without segments need none."""
-    own = f" in {counted(segments, 'segment')} of at most {counted(longest, 'row')}" if segments else ""
-    return f"{counted(items, 'item')} of {counted(rows, 'row')}{own}"
+        return Usage(rows, items, segments, longest)

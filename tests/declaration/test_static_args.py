@@ -17,7 +17,7 @@ from torch import nn
 import varlen_graphs as vg
 from tests.support.encoders import encoder_of, rows_for
 from tests.support.towers import distance
-from varlen_graphs.declaration.statics import ChangeableError, json_statics, static_key
+from varlen_graphs.declaration.static_args import ChangeableError, json_static_args, static_key
 from varlen_graphs.graphs.capturer import MOST_SETS, TOO_MANY_SETS
 
 
@@ -88,10 +88,14 @@ def test_a_frozen_dataclass_with_more_attributes_than_fields_is_refused(value):
 
 
 def test_json_preserves_numbers_texts_and_none():
-    statics = {"a": 1, "b": 1.5, "c": True, "d": None, "e": "text", "f": -0.0}
-    got = json_statics(static_key(statics))
-    assert {name: repr(value) for name, value in got.items()} == {name: repr(value) for name, value in statics.items()}
-    assert all(json_statics(static_key({"by": value})) is None for value in ((), (1,), math.nan, Kind.ADD, Name("1")))
+    static_args = {"a": 1, "b": 1.5, "c": True, "d": None, "e": "text", "f": -0.0}
+    got = json_static_args(static_key(static_args))
+    assert {name: repr(value) for name, value in got.items()} == {
+        name: repr(value) for name, value in static_args.items()
+    }
+    assert all(
+        json_static_args(static_key({"by": value})) is None for value in ((), (1,), math.nan, Kind.ADD, Name("1"))
+    )
 
 
 class Scaling(nn.Module):

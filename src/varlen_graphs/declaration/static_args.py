@@ -72,16 +72,16 @@ def static_form(value: Any) -> tuple[Any, ...]:
     raise ChangeableError(kind)
 
 
-def static_key(statics: Mapping[str, Any]) -> StaticKey:
+def static_key(static_args: Mapping[str, Any]) -> StaticKey:
     """Return static arguments as a key.
 
     Raises:
         ChangeableError: One of them may change.
     """
-    return tuple([(name, static_form(statics[name])) for name in sorted(statics)])
+    return tuple([(name, static_form(static_args[name])) for name in sorted(static_args)])
 
 
-def json_statics(key: StaticKey) -> dict[str, Any] | None:
+def json_static_args(key: StaticKey) -> dict[str, Any] | None:
     """Return the static arguments of a key; `None` if JSON does not preserve them."""
     if any(form[0] not in _JSON or form == (float, "nan") for _, form in key):
         return None
