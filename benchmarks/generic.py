@@ -120,7 +120,7 @@ def enlarge(model: nn.Module) -> None:
 
 def rows_for(encoder: vg.GraphedEncoder, items: Sequence[Any], seed: int) -> Tensor:
     """Random rows of a call."""
-    packed = encoder.spec.packed
+    packed = encoder.spec.row_input
     count = sum(items) if isinstance(items[0], int) else sum(t * h * w for t, h, w in items)
     shape = packed.argument_shape((count,), packed.shape or ())
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
@@ -184,9 +184,9 @@ def try_tower(name: str) -> Row:
     for seed, items in enumerate(LENGTHS if encoder.spec.layout.name == "feature_lens" else GRIDS):
         rows = rows_for(encoder, items, seed)
         encoder.poison()
-        came = encoder(**{encoder.spec.packed.name: rows, encoder.spec.layout.name: items})
+        came = encoder(**{encoder.spec.row_input.name: rows, encoder.spec.layout.name: items})
         with torch.no_grad():
-            expected = tower(**{encoder.spec.packed.name: rows, encoder.spec.layout.name: torch.tensor(items)})
+            expected = tower(**{encoder.spec.row_input.name: rows, encoder.spec.layout.name: torch.tensor(items)})
         worst = max(worst, distance(came, expected))
     left = "".join(f", `{field}`: `None`" for field in expected if field not in came)
     return Row(name, asks, outputs + left, worst, "")

@@ -59,7 +59,7 @@ def forms(model: nn.Module, encoder: bool = False) -> Iterator[tuple[str, list[F
 
 def direct_calls(tower: nn.Module, spec: vg.BufferSpec) -> list[dict[str, Any]]:
     """Calls of a tower itself, by its declaration: batches, texts, or items of some sizes."""
-    packed, layout = spec.packed, spec.layout
+    packed, layout = spec.row_input, spec.layout
     if PATCHES in parameters(tower.forward):
         return [{PATCHES: flattened(own, math.prod(packed.shape or ()), seed)} for seed, own in enumerate(GRIDS)]
     if layout.one_row:

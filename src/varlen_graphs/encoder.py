@@ -215,7 +215,7 @@ class GraphedEncoder(nn.Module):
 
         Copies bytes to the device of the module. Syncs with the device if the images are elsewhere.
         """
-        arguments, rows = self.read_images(images), self.spec.packed.name
+        arguments, rows = self.read_images(images), self.spec.row_input.name
         return self(**arguments | {rows: arguments[rows].to(self.executor.forward.device)})
 
     # Checks and records

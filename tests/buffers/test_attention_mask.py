@@ -1,4 +1,4 @@
-"""Attention masks: held against plain loops and against those of transformers, in whole models, and wrong ones."""
+"""Attention masks: compared with plain loops and against those of transformers, in whole models, and wrong ones."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Biases by relative position: held against plain loops and against modules of transformers, and over NaN."""
+"""Biases by relative position: compared with plain loops and against modules of transformers, and over NaN."""
 
 import math
 import re

@@ -129,7 +129,7 @@ def test_the_forward_of_a_recipe_is_one_graph_for_all_budgets(name):
     encoder, graphs = recipe(name, backend="tape"), CompileCounter()
     forward, spec = encoder.executor.forward, encoder.spec
     forward.compiled = CompiledForward(partial(forward.function, forward.module), backend=graphs)
-    arena = Arena(spec, encoder.budgets, spec.packed.shape, torch.float32, torch.device("cpu"))
+    arena = Arena(spec, encoder.budgets, spec.row_input.shape, torch.float32, torch.device("cpu"))
     for budget in reversed(encoder.budgets):
         arena.load_sample(budget)
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Every encoder in the table of docs/declarations.md, declared as it says, held against the module itself."""
+"""Every encoder in the table of docs/declarations.md, declared as it says, compared with the module itself."""
 
 from pathlib import Path
 

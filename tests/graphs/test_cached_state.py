@@ -107,7 +107,7 @@ def test_the_first_call_initialises_a_module_as_a_plain_call_does(keep):
 
 
 @pytest.mark.parametrize("keep", FIRST)
-def test_what_a_made_up_call_would_initialise_is_refused_and_left_as_it_was(keep):
+def test_what_a_synthetic_call_would_initialise_is_refused_and_left_as_it_was(keep):
     module, rows = Keeping(keep).eval(), rows_for([6])
     alone = copy.deepcopy(module)
     spec = vg.BufferSpec(vg.inputs.Rows("x", shape=(8,)), vg.Lengths())

@@ -6,7 +6,7 @@ from torch import nn
 
 import varlen_graphs as vg
 from tests.support.encoders import attention_encoder
-from varlen_graphs.capture.agreement import Agreement
+from varlen_graphs.capture.consensus import Consensus
 from varlen_graphs.graphs import calibrate as timing
 from varlen_graphs.routing.costs import Costs
 
@@ -22,7 +22,7 @@ def clock(monkeypatch):
         return 1.0 if len(timed) > 1 else 2.0
 
     monkeypatch.setattr(timing, "between_events", between_events)
-    monkeypatch.setattr(timing, "host_milliseconds", lambda run, agreement, times: (run(), 30.0)[1])
+    monkeypatch.setattr(timing, "host_milliseconds", lambda run, consensus, times: (run(), 30.0)[1])
     return timed
 
 
@@ -30,7 +30,7 @@ def measured(encoder):
     (graphs,) = encoder.executor.store.sets
     with torch.no_grad():
         return timing.measure(
-            graphs, encoder.executor.forward, encoder.budgets, {}, held=64 << 10, agreement=Agreement()
+            graphs, encoder.executor.forward, encoder.budgets, {}, held=64 << 10, consensus=Consensus()
         )
 
 
@@ -40,7 +40,7 @@ def test_a_graph_is_launched_once_before_it_is_timed(clock):
     costs = measured(encoder)
     assert len(clock) == 1 + 2 * (2 * len(encoder.budgets) - 1)
     runs = []
-    assert timing.device_milliseconds(lambda: runs.append(1), Agreement()) == 1.0
+    assert timing.device_milliseconds(lambda: runs.append(1), Consensus()) == 1.0
     assert len(runs) == 1 + 2
     assert costs.host == 30.0
     assert set(costs.replays) == set(encoder.budgets)
@@ -55,7 +55,7 @@ def test_budgets_that_come_later_are_timed_alone(clock):
     (graphs,) = encoder.executor.store.sets
     clock.clear()
     with torch.no_grad():
-        costs = timing.measure(graphs, encoder.executor.forward, [more], {}, 64 << 10, Agreement(), first)
+        costs = timing.measure(graphs, encoder.executor.forward, [more], {}, 64 << 10, Consensus(), first)
     assert len(clock) == 1 + 2
     assert costs.replays == {**first.replays, more: 1.0}
     assert (costs.host, costs.per_square, costs.bytes_per_row) == (30.0, first.per_square, first.bytes_per_row)
@@ -74,7 +74,7 @@ def test_what_a_row_takes_is_of_the_largest_graph_there_was(clock):
 
     def bytes_per_row(budget):
         with torch.no_grad():
-            costs = timing.measure(graphs, encoder.executor.forward, [budget], {}, 512 * 1000, Agreement(), known)
+            costs = timing.measure(graphs, encoder.executor.forward, [budget], {}, 512 * 1000, Consensus(), known)
         assert costs.replays.keys() == known.replays.keys() | {budget}
         return costs.bytes_per_row
 

@@ -91,7 +91,7 @@ def test_a_setting_of_the_configuration_that_changes_counts(setting, value):
 def test_an_encoder_by_itself_keeps_padding_out(name):
     tower = tower_model(name)
     encoder = by_batch(tower, BATCHES, backend="tape")
-    rows = encoder.spec.packed.name
+    rows = encoder.spec.row_input.name
     clips = dict.fromkeys(["VideoMAEModel", "VivitModel", "TimesformerModel"], (4, 3, 16, 16))
     shape = {"Molmo2VisionModel": (16, 48), **clips}
     side = 32 if {"SwinModel", "Swinv2Model", "ConvNextModel", "DINOv3ConvNextModel"} & {name} else 16

@@ -12,7 +12,7 @@ import varlen_graphs as vg
 from tests.support.encoders import attention_encoder
 from tests.support.ranks import check_scenario, groups_of, run_group
 from tests.support.tensor_scenarios import HANGS, SCENARIOS
-from varlen_graphs.capture.collectives import Rehearsal
+from varlen_graphs.capture.collectives import DryRun
 from varlen_graphs.parallel.deadline import Deadline
 from varlen_graphs.parallel.ranks import Ranks
 
@@ -149,7 +149,7 @@ def test_a_rehearsal_needs_no_other_rank(group_of_one):
     """Of no group that there is: nothing is sent."""
     collectives = torch.ops._c10d_functional
     x = torch.randn(4, 6)
-    with Rehearsal():
+    with DryRun():
         reduced = collectives.all_reduce(x, "sum", "none")
         gathered = collectives.all_gather_into_tensor(x, 2, "none")
         several = collectives.all_gather_into_tensor_coalesced([x, x.double()], 3, "none")

@@ -47,7 +47,7 @@ def made(name):
 def plain(tower, encoder):
     def run(rows, items):
         with torch.no_grad():
-            return tower(**{encoder.spec.packed.name: rows, encoder.spec.layout.name: torch.tensor(items)})
+            return tower(**{encoder.spec.row_input.name: rows, encoder.spec.layout.name: torch.tensor(items)})
 
     return run
 
@@ -177,7 +177,7 @@ def test_buffers_are_what_transformers_precomputes(name, data):
         t = data.draw(st.integers(1, 4))
         items = data.draw(st.lists(st.tuples(st.just(t), sides, sides), min_size=1, max_size=4))
     rows = rows_for(encoder, items, seed=2)
-    expected = {spec.packed.name: rows, spec.layout.name: torch.tensor(items)}
+    expected = {spec.row_input.name: rows, spec.layout.name: torch.tensor(items)}
     exporters.precompute_export_inputs(tower, expected)
     layout = parse(spec, {spec.layout.name: items}, ())
     table = vg.layouts.ItemTable(torch.tensor(layout.items), spec.exact_budget(layout), spec.layout)

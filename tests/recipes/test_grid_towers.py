@@ -203,7 +203,7 @@ def test_whole_models_give_the_same_features(family):
     tower = model.get_submodule(FAMILIES[family].path)
     grid = torch.tensor([(1, 8, 8), (1, 4, 12)])
     encoder = recipe_of(family)(tower, backend="eager")
-    call = {"pixel_values": torch.randn(112, *encoder.spec.packed.shape), "image_grid_thw": grid}
+    call = {"pixel_values": torch.randn(112, *encoder.spec.row_input.shape), "image_grid_thw": grid}
     call |= {f"image_{name}": value for name, value in beside(family, grid.tolist()).items()}
     with torch.no_grad():
         expected = model.model.get_image_features(**call)

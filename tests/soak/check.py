@@ -121,7 +121,7 @@ def check_claim(claim, device="cpu"):
         except (vg.errors.VarlenGraphsError, IndexError, RuntimeError):
             continue
         arguments, x = case.arguments(call, case.real_rows(call, device))
-        x = x.to(encoder.spec.packed.dtype or x.dtype)  # as declared
+        x = x.to(encoder.spec.row_input.dtype or x.dtype)  # as declared
         for one in encoder.spec.inputs:
             arguments[one.name] = arguments[one.name].to(one.dtype or arguments[one.name].dtype)
         for name, tensor in encoder.module(x, **arguments).items():

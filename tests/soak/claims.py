@@ -83,7 +83,7 @@ class Claim:
     def spec(self):
         """The changed declaration."""
         spec = self.case.spec()
-        rows, layout, outputs = spec.packed, spec.layout, dict(spec.outputs.fields)
+        rows, layout, outputs = spec.row_input, spec.layout, dict(spec.outputs.fields)
         buffers = {buffer.name: buffer for buffer in spec.buffers}
         inputs = {one.name: one for one in spec.inputs}
         for change in self.changes:

@@ -1,6 +1,6 @@
 """The module that a case describes, which computes everything from the items itself, in plain torch.
 
-It is what declarations are held against, so it shares no code with the buffers that they declare.
+It is what declarations are compared with, so it shares no code with the buffers that they declare.
 """
 
 import math

@@ -330,7 +330,7 @@ class Positive(nn.Module):
 
     def forward(self, x):
         if not (x > 0).all():
-            raise ValueError("made-up rows")
+            raise ValueError("synthetic rows")
         return x * self.scale
 
 

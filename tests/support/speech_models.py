@@ -124,12 +124,12 @@ def speech_encoder(name, model=None, proven=True, **options):
 def clips(encoder, lengths, fill=0.0, seed=0, longer=0):
     """Return the arguments of a call with random clips of these lengths, and `fill` past the end of each."""
     real = torch.arange(max(lengths) + longer) < torch.tensor(lengths)[:, None]
-    shape = encoder.spec.packed.shape
+    shape = encoder.spec.row_input.shape
     batch = torch.full((*real.shape, *shape), fill)
     batch[real] = torch.randn(sum(lengths), *shape, generator=torch.Generator().manual_seed(seed))
     first = next(encoder.module.parameters())
     mask = mask_of(encoder)
-    return {encoder.spec.packed.name: batch.to(first)} | ({mask: real.to(first.device, torch.int32)} if mask else {})
+    return {encoder.spec.row_input.name: batch.to(first)} | ({mask: real.to(first.device, torch.int32)} if mask else {})
 
 
 def mask_of(encoder):

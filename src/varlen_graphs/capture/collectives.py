@@ -29,7 +29,7 @@ def run_and_wait(operator: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-class Rehearsal(ThreadDispatchMode):
+class DryRun(ThreadDispatchMode):
     """Dispatch mode that runs without other ranks: collectives return zeros of the right shape, and write nothing."""
 
     supports_higher_order_operators = True

@@ -88,7 +88,7 @@ class BufferSpec:
         return declares if self.declared_by == "user" else uses
 
     @cached_property
-    def packed(self) -> InputRows:
+    def row_input(self) -> InputRows:
         """The rows, as an `inputs.Rows`."""
         return InputRows(self.rows) if isinstance(self.rows, str) else self.rows
 
@@ -96,14 +96,14 @@ class BufferSpec:
     def describing(self) -> list[str]:
         """Names of the arguments that describe the items: the layout, the columns, and the mask of a batch to pack."""
         columns = [column.name for column in self.layout.columns if column.function is None]
-        mask = [self.packed.padded_by] if self.packed.padded_by else []
+        mask = [self.row_input.padded_by] if self.row_input.padded_by else []
         return [*[self.layout.name] * self.layout.has_argument, *columns, *mask]
 
     @cached_property
     def mask(self) -> Mask | None:
         """The mask of a batch to pack, if calls bring one."""
-        if self.packed.padded_by is not None:
-            return Mask(self.packed.padded_by)
+        if self.row_input.padded_by is not None:
+            return Mask(self.row_input.padded_by)
         return self.layout if isinstance(self.layout, Mask) and self.layout.packed else None
 
     @cached_property
@@ -114,7 +114,7 @@ class BufferSpec:
     @cached_property
     def packs(self) -> bool:
         """True if calls bring a padded batch that is packed on its way in."""
-        return self.layout.packed or self.packed.padded_by is not None
+        return self.layout.packed or self.row_input.padded_by is not None
 
     @cached_property
     def batched(self) -> bool:
@@ -136,17 +136,17 @@ class BufferSpec:
     @cached_property
     def call_form(self) -> str:
         """Shape of a call's rows, for messages."""
-        shape = self.packed.shape
+        shape = self.row_input.shape
         if self.layout.pictures and shape is not None:
             return f"[images, {shape[0]}, height, width] with sides of at least {shape[1]}"
-        return self.packed.describe(self.call_dims, shape)
+        return self.row_input.describe(self.call_dims, shape)
 
     def accepts(self, shape: Sequence[int]) -> bool:
         """Return True if a call's rows may have this shape."""
-        row, first = self.packed.shape, self.packed.rows_dim
+        row, first = self.row_input.shape, self.row_input.rows_dim
         if self.layout.pictures and row is not None:
             return len(shape) == 4 and shape[1] == row[0] and min(shape[2:]) >= row[1]
-        if self.packed.strip and row is not None:
+        if self.row_input.strip and row is not None:
             width = row[first]
             return (
                 len(shape) == len(row)
@@ -158,7 +158,7 @@ class BufferSpec:
 
     def other_row(self, shape: Sequence[int]) -> str:
         """Describe rows that are arranged as declared, but have another shape; empty if that is not what is wrong."""
-        row, first, end = self.packed.shape, self.packed.rows_dim, self.packed.rows_dim + len(self.call_dims)
+        row, first, end = self.row_input.shape, self.row_input.rows_dim, self.row_input.rows_dim + len(self.call_dims)
         if row is None or self.layout.pictures or len(shape) != len(row) + len(self.call_dims):
             return ""
         if not Counter(row) - Counter(shape):  # all sizes are there, in another order
@@ -170,8 +170,8 @@ class BufferSpec:
 
     def row_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
         """Return the shape of one row, from that of a call's rows."""
-        if self.layout.pictures and self.packed.shape is not None:
-            return self.packed.shape
+        if self.layout.pictures and self.row_input.shape is not None:
+            return self.row_input.shape
         return tuple(shape[len(self.call_dims) :])
 
     def batch_of(self, rows: Tensor) -> tuple[Tensor, tuple[int, ...]]:
@@ -188,7 +188,7 @@ class BufferSpec:
     @property
     def call_rows_are(self) -> str:
         """Arrangement of a call's rows, for messages."""
-        rows_are = BATCH_IS if self.packed.padded_by else self.layout.rows_are
+        rows_are = BATCH_IS if self.row_input.padded_by else self.layout.rows_are
         return self.advice(rows_are, rows_are.partition(";")[0])  # behind it stands what to declare instead
 
     @cached_property
@@ -219,7 +219,7 @@ class BufferSpec:
 
     def argument_shape(self, layout: Layout, example: Tensor) -> list[int]:
         """Return the shape of the rows argument for these items, with entries as in `example`."""
-        return self.packed.argument_shape(
+        return self.row_input.argument_shape(
             self.row_extent.size(ItemSlice.of(layout)), self.row_extent.rest(example.shape)
         )
 
@@ -313,7 +313,7 @@ class BufferSpec:
             ChangeableError: An argument may change.
         """
         key = static_key(static_args) if static_args else ()
-        return (*key, (self.packed.name, (torch.Size, tuple(row_shape)))) if self.layout.one_row else key
+        return (*key, (self.row_input.name, (torch.Size, tuple(row_shape)))) if self.layout.one_row else key
 
     def sample(self, budget: Budget) -> Layout:
         """Return items of nearly equal size that fill a budget, see `sample_layout`."""

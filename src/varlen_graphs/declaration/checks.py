@@ -46,7 +46,7 @@ def check_types(spec: "BufferSpec") -> None:
 
 def check_names(spec: "BufferSpec") -> None:
     """Check that each argument is declared once, by a string, and that at most one column describes groups."""
-    names = [spec.packed.name, *spec.describing]
+    names = [spec.row_input.name, *spec.describing]
     names += [column.name for column in spec.layout.columns if column.function is not None]
     names += [*(one.name for one in (*spec.buffers, *spec.inputs)), *spec.ignored]
     wrong = [name for name in names if not isinstance(name, str)]
@@ -67,17 +67,17 @@ def check_rows(spec: "BufferSpec") -> None:
             f"min_rows={spec.min_rows} with {type(spec.layout).__name__}: expected packed rows, whose items a module "
             "sees without padding; leave it out for a padded batch"
         )
-    if spec.layout.padded and spec.packed.padded_by:
+    if spec.layout.padded and spec.row_input.padded_by:
         raise SpecError(
             f"{spec.rows!r} is to be packed, but {type(spec.layout).__name__} has padded rows: leave padded_by out, or "
             "declare Mask(packed=True) instead, or another layout of packed rows"
         )
-    if spec.layout.packed and spec.packed.padded_by:
+    if spec.layout.packed and spec.row_input.padded_by:
         raise SpecError(
             f"{spec.rows!r}, but {type(spec.layout).__name__}({spec.layout.name!r}) is the mask of the batch: leave "
             "padded_by out, or declare a layout of packed rows, such as Lengths"
         )
-    if spec.layout.one_row and spec.packed.padded_by:
+    if spec.layout.one_row and spec.row_input.padded_by:
         raise SpecError(
             f"{spec.rows!r} is a batch of items of one size: leave padded_by out, or declare another layout"
         )
@@ -86,7 +86,7 @@ def check_rows(spec: "BufferSpec") -> None:
             f"{spec.outputs!r}: in a Batch each item is one row; declare Rows() or Items() for an entry an item, "
             "Items(rows=...) for several"
         )
-    if isinstance(spec.packed.normalize, Patches) and not isinstance(spec.layout, GridTHW):
+    if isinstance(spec.row_input.normalize, Patches) and not isinstance(spec.layout, GridTHW):
         raise SpecError(
             f"{spec.rows!r} are images, but {type(spec.layout).__name__} describes none: expected GridTHW, whose h and "
             "w are heights and widths in patches"
@@ -110,7 +110,7 @@ def check_rows(spec: "BufferSpec") -> None:
                 "AttentionMask, RelativePositionBias, buffers.Mask, MaxSeqlen, DeviceBuffer or HostBuffer for a "
                 "padded batch, the others for packed rows"
             )
-    if spec.batched and spec.packed.rows_dim:
+    if spec.batched and spec.row_input.rows_dim:
         raise SpecError(f"{spec.rows!r}: a padded batch is [batch, length, ...]; leave rows_dim out")
     for one in spec.inputs:
         if spec.batched and isinstance(one, PerRow) and one.rows_dim:
@@ -125,11 +125,11 @@ def check_rows(spec: "BufferSpec") -> None:
 
 
 def _check_pictures(spec: "BufferSpec", layout: Pictures) -> None:
-    shape, side = spec.packed.shape, layout.patch
+    shape, side = spec.row_input.shape, layout.patch
     if shape is None or len(shape) != 3 or shape[1:] != (side, side):
         raise SpecError(
-            f"{spec.rows!r}: expected inputs.Rows({spec.packed.name!r}, (channels, {side}, {side})), because rows of "
-            f"{layout!r} are patches of pictures"
+            f"{spec.rows!r}: expected inputs.Rows({spec.row_input.name!r}, (channels, {side}, {side})), because rows "
+            f"of {layout!r} are patches of pictures"
         )
     if any(isinstance(one, PerRow) for one in spec.inputs):
         raise SpecError(f"{spec.inputs!r}: rows of {layout!r} are patches of pictures, so expected no PerRow beside")

@@ -37,10 +37,10 @@ def read_images(spec: "BufferSpec", images: Any, names: Collection[str]) -> dict
     Raises:
         InputError: There is no processor or no image, or resized images are no bytes.
     """
-    normalize = spec.packed.normalize
+    normalize = spec.row_input.normalize
     if normalize is None or normalize.processor is None:
         raise InputError(
-            f"{spec.packed!r} has no image processor: expected normalize=vg.inputs.Normalize.of(processor), or "
+            f"{spec.row_input!r} has no image processor: expected normalize=vg.inputs.Normalize.of(processor), or "
             "vg.inputs.Patches.of(processor) for towers that take patches"
         )
     batch = _as_list(images)
@@ -54,8 +54,8 @@ def read_images(spec: "BufferSpec", images: Any, names: Collection[str]) -> dict
             )
     if isinstance(normalize, Patches):
         rows, grid = _cut(normalize, batch)
-        return {spec.packed.name: rows, spec.layout.name: grid}
-    return _resized(normalize, batch, spec.packed.name, names)
+        return {spec.row_input.name: rows, spec.layout.name: grid}
+    return _resized(normalize, batch, spec.row_input.name, names)
 
 
 def _as_list(images: Any) -> list[Any]:
@@ -124,7 +124,7 @@ def _resize(normalize: Patches, image: Any) -> Any:
 
 
 def check_processor(spec: "BufferSpec") -> None:
-    """Check that graphs make of resized bytes what the processor makes of images, by trying it on made-up ones.
+    """Check that graphs make of resized bytes what the processor makes of images, by trying it on synthetic ones.
 
     Several sizes at once and alone: processors may pad a batch after they normalise, swap channels, or resize in
     floating point, and none of their settings tells.
@@ -132,7 +132,7 @@ def check_processor(spec: "BufferSpec") -> None:
     Raises:
         SpecError: They do not, or the processor takes no image that was tried.
     """
-    normalize = spec.packed.normalize
+    normalize = spec.row_input.normalize
     if normalize is None or normalize.processor is None:
         return
     processor: Any = normalize.processor
@@ -177,9 +177,9 @@ def _noise(height: int, width: int) -> Any:
 
 def _difference(spec: "BufferSpec", images: Sequence[Any], expected: Mapping[str, Any]) -> float:
     """Return the relative L2 between the resized bytes of images, normalised, and what the processor makes of them."""
-    normalize, layout = spec.packed.normalize, spec.layout
+    normalize, layout = spec.row_input.normalize, spec.layout
     arguments = read_images(spec, images, {layout.name})
-    rows, sizes = arguments[spec.packed.name], arguments.get(layout.name)
+    rows, sizes = arguments[spec.row_input.name], arguments.get(layout.name)
     if isinstance(normalize, Patches):
         assert isinstance(sizes, Tensor)  # noqa: S101 - it was just made
         constants, theirs = normalize.constants.on(rows.device), expected["pixel_values"]
@@ -187,7 +187,7 @@ def _difference(spec: "BufferSpec", images: Sequence[Any], expected: Mapping[str
         ours = patches(sizes, rows, constants, normalize.size, normalize.frames, merge, torch.float32)
     else:
         assert normalize is not None  # noqa: S101 - the caller asks
-        ours, theirs = normalize(rows, torch.float32), expected[spec.packed.name]
+        ours, theirs = normalize(rows, torch.float32), expected[spec.row_input.name]
     if ours.shape != theirs.shape:
         return float("inf")
     if isinstance(layout, Pictures):  # whose padding no graph reads

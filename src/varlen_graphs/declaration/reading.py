@@ -127,9 +127,9 @@ def parse(spec: BufferSpec, description: Mapping[str, Any], shape: Sequence[int]
     layout = Layout(tuple(sizes), argument.batch_length(value, sizes, shape))
     if shape:  # before any function of the user's sees the items
         if argument.pictures and isinstance(argument, Pictures):
-            argument.check_pictures(layout, shape, spec.packed.name)
-        elif spec.packed.padded_by is None:
-            argument.check_rows(layout, shape, spec.packed.name)
+            argument.check_pictures(layout, shape, spec.row_input.name)
+        elif spec.row_input.padded_by is None:
+            argument.check_rows(layout, shape, spec.row_input.name)
         else:
             _check_batch_to_pack(spec, layout, description, shape)
     if argument.columns:
@@ -167,8 +167,8 @@ def _with_columns(spec: BufferSpec, layout: Layout, description: Mapping[str, An
 def _check_batch_to_pack(
     spec: BufferSpec, layout: Layout, description: Mapping[str, Any], shape: Sequence[int]
 ) -> None:
-    name, mask = spec.layout.name, str(spec.packed.padded_by)
-    check_batch(name, layout, shape, spec.packed.name)
+    name, mask = spec.layout.name, str(spec.row_input.padded_by)
+    check_batch(name, layout, shape, spec.row_input.name)
     check_marks(Mask(mask), description[mask], name, layout, shape)
 
 
@@ -195,7 +195,7 @@ def _check_ratios(spec: BufferSpec, layout: Layout) -> None:
             )
     if layout.length % multiple:
         raise LayoutError(
-            f"{spec.packed.name} is padded to {counted(layout.length, 'row')}: expected a multiple of {multiple}, "
+            f"{spec.row_input.name} is padded to {counted(layout.length, 'row')}: expected a multiple of {multiple}, "
             f"because the outputs are declared with that ratio; pad the batch{instead}"
         )
 

@@ -85,7 +85,7 @@ class Signature:
         buffers = [buffer.name for buffer in spec.buffers]
         self._produced = {*buffers, *(column.name for column in spec.layout.columns if column.function is not None)}
         self._inputs = {one.name: one for one in spec.inputs}
-        for name in (spec.packed.name, *buffers, *self._inputs, *spec.ignored):
+        for name in (spec.row_input.name, *buffers, *self._inputs, *spec.ignored):
             if not self.takes(name):
                 raise SpecError(
                     f"{self._who} has no argument {name!r}, but it is declared: it takes {list(captured)} by name; "
@@ -96,8 +96,8 @@ class Signature:
                 f"{self._who} takes {spec.layout.name!r}, the mask of a padded batch, but {spec.layout!r} says that "
                 "its rows are packed: declare Mask, or pass forward= with a function of packed rows and no mask"
             )
-        declared = [spec.packed.name, *spec.describing, *self._inputs]
-        order = own if spec.packed.name in own else captured
+        declared = [spec.row_input.name, *spec.describing, *self._inputs]
+        order = own if spec.row_input.name in own else captured
         positional = [n for n, p in order.items() if p.kind is p.POSITIONAL_OR_KEYWORD and n not in self._produced]
         self._positional = positional + [name for name in declared if name not in positional]
         self._declared = frozenset(declared)
@@ -122,7 +122,7 @@ class Signature:
         self._asked = self._asked_by_config()  # by the configuration that the module itself is captured with
         # True if something else than the module is captured, and the module takes the encoder's arguments too.
         hands_on = self._module_takes_any and (
-            spec.packed.name in own or all(p.kind not in ORDINARY for p in own.values())
+            spec.row_input.name in own or all(p.kind not in ORDINARY for p in own.values())
         )
         self.original_takes_call = self._replaced and (hands_on or self._declared <= self._module_takes)
 
@@ -144,7 +144,7 @@ class Signature:
         for name, value in arguments.items():
             if type(value) not in PLAIN_TENSORS:
                 check_has_values(name, value)
-        packed = self._spec.packed
+        packed = self._spec.row_input
         rows = arguments[packed.name]
         if not isinstance(rows, Tensor):
             raise InputError(f"{packed.name} is a {type(rows).__name__}: expected a tensor {self._spec.call_form}")
@@ -316,6 +316,6 @@ class Signature:
 
     def _check_shape(self, shape: tuple[int, ...]) -> None:
         if not self._spec.accepts(shape):
-            name, form = self._spec.packed.name, self._spec.call_form
+            name, form = self._spec.row_input.name, self._spec.call_form
             why = self._spec.other_row(shape) or f", {self._spec.call_rows_are}"
             raise InputError(f"{name} is {list(shape)}: expected {form}{why}")

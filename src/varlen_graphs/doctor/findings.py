@@ -53,8 +53,8 @@ FINDING_KINDS: dict[str, FindingKind] = _CAPTURE_RULES | {
         "Keep changing state outside of the module, or call module.eval() if it is a training statistic.",
     ),
     "wrong replay": FindingKind(
-        "A graph was replayed on the tape over made-up items, with NaN and with other values as padding: its output is "
-        "not that of the module, or changes with the padding. In use such a graph is refused, and calls run eager.",
+        "A graph was replayed on the tape over synthetic items, with NaN and with other values as padding: its output "
+        "is not that of the module, or changes with the padding. In use such a graph is refused, and calls run eager.",
         "Let rows mix through declared buffers only: attention over cu_seqlens, gathers by declared indices, sums by "
         "item that leave padding out. Launch Triton kernels in a torch.library.custom_op: the tape sees no others.",
     ),

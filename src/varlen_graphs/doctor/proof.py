@@ -21,7 +21,7 @@ from varlen_graphs.options.verify import Verify
 from varlen_graphs.watch.lines import Line
 
 PROVEN_AT = Budget(256, items=16, segments=64)
-"""Budget of the proof: room for all made-up items, and padding beside them."""
+"""Budget of the proof: room for all synthetic items, and padding beside them."""
 
 _AT = re.compile(r"^  at (?P<file>.*):(?P<number>\d+), in (?P<function>.*?): ", re.MULTILINE)
 
@@ -44,7 +44,7 @@ def wrong_replays(module: nn.Module, example: ExampleCall, otherwise: Line) -> l
         place = _AT.search(str(error))
         line = otherwise if place is None else Line(place["file"], int(place["number"]), place["function"])
         return [Occurrence("wrong replay", evidence[0], line, "")]
-    except Exception:  # of a module that takes no made-up rows, or that no graph can hold, which is reported already
+    except Exception:  # of a module that takes no synthetic rows, or that no graph can hold, which is reported already
         return []
     return []
 

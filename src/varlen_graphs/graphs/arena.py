@@ -67,7 +67,7 @@ class Arena:
         self.keeps_padding = False
         self._rows_at: dict[Budget, Tensor] = {}
         self._dims, self._row_shape = len(self._extent.dims), torch.Size(row_shape)
-        self._pad = 0 if dtype.is_floating_point else spec.packed.pad
+        self._pad = 0 if dtype.is_floating_point else spec.row_input.pad
         self.rows = torch.full((most_rows, *row_shape), self._pad, dtype=dtype, device=device)
         padding = (0, 0, 0, *spec.layout.pads)
         self._width = len(padding)
@@ -114,7 +114,7 @@ class Arena:
             InputError: A row has another shape than was captured.
         """
         if shape[self._dims :] != self._row_shape:
-            packed = self._spec.packed
+            packed = self._spec.row_input
             came = packed.argument_shape(shape[: self._dims], shape[self._dims :])
             expected = packed.describe(self._extent.dims, self._row_shape)
             raise InputError(f"{packed.name} is {came}: expected {expected}, as captured")
@@ -296,7 +296,7 @@ class Arena:
     def load_sample(self, budget: Budget) -> None:
         """Load items that fill a budget, for warm-up and capture; integer rows and host buffers hold their pads."""
         if not self.rows.is_floating_point():  # an earlier call may have left ids that no embedding has
-            self.rows.fill_(self._spec.packed.pad)
+            self.rows.fill_(self._spec.row_input.pad)
         self._inputs.fill_pads()
         self._load_items(self._spec.sample(budget))
         for buffer in self._spec.host_buffers:

@@ -18,10 +18,10 @@ from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.outputs.parts import Parts, flatten
 from varlen_graphs.watch.leaves import tensors_in
 from varlen_graphs.watch.lines import UNKNOWN_LINE, user_lines
-from varlen_graphs.watch.made_up_run import run_made_up
 from varlen_graphs.watch.rules import written_arguments
 from varlen_graphs.watch.shadow import Changed, Shadow, address_of, same_bits
 from varlen_graphs.watch.sharded import local_tensor
+from varlen_graphs.watch.synthetic_run import run_synthetic
 from varlen_graphs.watch.thread_modes import RunMode, run_under
 
 ROUNDING = 8
@@ -296,7 +296,7 @@ def runs_of(call: Call) -> Callable[[Forward], Run]:
         def run(which: int) -> Parts:
             rows = call.rows if which == 1 else _other(call.rows, which)
             run_exact = partial(forward.exact, replace(call, rows=rows))
-            return flatten(run_made_up(run_exact, rows.device), forward.spec.declared)  # defaults are no caller's
+            return flatten(run_synthetic(run_exact, rows.device), forward.spec.declared)  # defaults are no caller's
 
         return run
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from varlen_graphs.budgets.budget import Budget
-from varlen_graphs.capture.agreement import Agreement
+from varlen_graphs.capture.consensus import Consensus
 from varlen_graphs.declaration.buffer_spec import BufferSpec
 from varlen_graphs.errors import warn
 from varlen_graphs.graphs.forward import Forward
@@ -31,7 +31,7 @@ def measure(
     budgets: Sequence[Budget],
     static_args: dict[str, Any],
     held: int,
-    agreement: Agreement,
+    consensus: Consensus,
     known: Costs | None = None,
     replayed: bool = False,
 ) -> Costs:
@@ -48,17 +48,17 @@ def measure(
         budgets: The budgets to time.
         static_args: Static arguments of the graphs.
         held: Bytes that the graphs hold in their pool.
-        agreement: Ranks that share the module replay alike, and the times of the first one hold for all.
+        consensus: Ranks that share the module replay alike, and the times of the first one hold for all.
         known: Costs of budgets that were timed before; then only replays are timed.
         replayed: True if all graphs were replayed before: the first launch of a graph uploads it.
     """
     try:
         # The pool stays as large as the largest graph needed, which may have been timed before, or dropped.
         bytes_per_row = held / graphs.most_rows + graphs.arena.rows[0].nbytes
-        replays = _replays(graphs, forward.spec, budgets, agreement, replayed)
+        replays = _replays(graphs, forward.spec, budgets, consensus, replayed)
         if known is not None and known.measured:
             return known.with_more(replays, bytes_per_row)
-        host, factor = _eager(graphs, forward, replays, static_args, agreement)
+        host, factor = _eager(graphs, forward, replays, static_args, consensus)
         return Costs(replays, graphs.per_square, host, factor, bytes_per_row)
     except Exception as error:  # of the user's code, or the device's
         warn(f"budgets could not be timed, so calls are split by rows alone and always use graphs: {error}")
@@ -66,7 +66,7 @@ def measure(
 
 
 def _replays(
-    graphs: GraphSet, spec: BufferSpec, budgets: Sequence[Budget], agreement: Agreement, replayed: bool
+    graphs: GraphSet, spec: BufferSpec, budgets: Sequence[Budget], consensus: Consensus, replayed: bool
 ) -> dict[Budget, float]:
     """Return the milliseconds of a replay of each budget, without attention."""
     arena = graphs.arena
@@ -84,19 +84,19 @@ def _replays(
             arena.load_layout(samples[budget], budget)
             run = partial(graphs.replay, budget)
             launched = replayed or times[budget] < math.inf
-            times[budget] = min(times[budget], device_milliseconds(run, agreement, launched))
+            times[budget] = min(times[budget], device_milliseconds(run, consensus, launched))
     return {b: max(1e-6, times[b] - graphs.per_square * spec.usage.squares(samples[b])) for b in budgets}
 
 
 def _eager(
-    graphs: GraphSet, forward: Forward, replays: dict[Budget, float], static_args: dict[str, Any], agreement: Agreement
+    graphs: GraphSet, forward: Forward, replays: dict[Budget, float], static_args: dict[str, Any], consensus: Consensus
 ) -> tuple[float, float]:
     """Return the host's milliseconds for a call, and the ratio of its cost to that of a graph of its size."""
     spec = forward.spec
 
     def run(sample: Layout, budget: Budget, times: int) -> float:
         call = graphs.arena.call(sample, budget, static_args)
-        return host_milliseconds(partial(forward.exact, call), agreement, times)
+        return host_milliseconds(partial(forward.exact, call), consensus, times)
 
     smallest, largest = min(replays), max(replays)
     whole = spec.sample(largest)
@@ -113,13 +113,13 @@ def _few(spec: BufferSpec, budget: Budget) -> Layout:
     return spec.sample(few)
 
 
-def device_milliseconds(run: Callable[[], object], agreement: Agreement, launched: bool = False) -> float:
+def device_milliseconds(run: Callable[[], object], consensus: Consensus, launched: bool = False) -> float:
     """Return the time of the shortest run, because others may use the device meanwhile."""
     if not launched:
         run()  # the first launch of a graph uploads it
-    times = [agreement.same(between_events(run))]
+    times = [consensus.same(between_events(run))]
     while len(times) < REPEATS and sum(times) < REPEATS_MS:
-        times.append(agreement.same(between_events(run)))
+        times.append(consensus.same(between_events(run)))
     return min(times)
 
 
@@ -133,11 +133,11 @@ def between_events(run: Callable[[], object]) -> float:
     return float(start.elapsed_time(end))
 
 
-def host_milliseconds(run: Callable[[], object], agreement: Agreement, repeats: int) -> float:
+def host_milliseconds(run: Callable[[], object], consensus: Consensus, repeats: int) -> float:
     """Return the time of the longest of some runs, after a first one that may compile kernels."""
-    with agreement.attempt() as attempt, agreement.rehearsal():
+    with consensus.collective_try() as outcome, consensus.dry_run():
         run()
-    attempt.check()
+    outcome.check()
     times = []
     for _ in range(repeats):
         torch.cuda.current_stream().synchronize()

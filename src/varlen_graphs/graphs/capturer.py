@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from varlen_graphs.budgets.budget import Budget
-from varlen_graphs.capture.agreement import Agreement
+from varlen_graphs.capture.consensus import Consensus
 from varlen_graphs.capture.memory import is_out_of_memory
 from varlen_graphs.capture.mode import Mode
 from varlen_graphs.capture.pool import Pool, on_device
@@ -77,7 +77,7 @@ class Capturer:
         arenas: Static inputs of graphs by the shape of a row: one, unless items of a batch have several.
         checks: Validates layouts on the GPU; kept when graphs are dropped.
         dependencies: Watches what the graphs depend on.
-        agreement: Agreement with other ranks that capture the module.
+        consensus: Consensus with other ranks that capture the module.
         prove: Proves new graphs; `None` trusts them.
         seconds: Duration of each part of the first captures.
         failure: Reason why the last capture gave no graph at all, if it did not.
@@ -90,7 +90,7 @@ class Capturer:
         self.arenas: dict[tuple[int, ...], Arena] = {}
         self.checks: GpuChecks | None = None
         self.dependencies = Dependencies(forward)
-        self.agreement = Agreement()
+        self.consensus = Consensus()
         self.prove: Prove | None = None
         self.seconds: dict[str, float] = {}
         self.failure: str | None = None
@@ -139,7 +139,7 @@ class Capturer:
             if self._allowance is None:
                 self._allowance = Allowance(device)
             graphs = graphs or GraphSet(
-                arena, self.checks, self.agreement, timed=is_first, fallback_budget=fallback_budget,
+                arena, self.checks, self.consensus, timed=is_first, fallback_budget=fallback_budget,
                 defaults=self._budgets.defaults, allowance=None if fallback_budget else self._allowance,
             )  # fmt: skip
             try:
@@ -302,7 +302,7 @@ class Capturer:
         return made
 
     def _check(self, arena: Arena, static_args: dict[str, Any], call: Call | None) -> StateCheck:
-        """Return a check by runs of a call, or of a made-up item if there is none."""
+        """Return a check by runs of a call, or of a synthetic item if there is none."""
 
         def runs(forward: Forward) -> Run:
             bound = BoundForward(forward, static_args, self._mode)
@@ -316,7 +316,7 @@ class Capturer:
     def _begun(
         self, check: StateCheck, arena: Arena, static_args: dict[str, Any], call: Call | None, budget: Budget
     ) -> StateCheck:
-        """Begin a check of what the module keeps; one of a made-up item where the declared forward takes no such call.
+        """Begin a check of what the module keeps; one of a synthetic item where the forward takes no such call.
 
         A host buffer may call another encoder, which no run of a capture may.
         """
@@ -328,17 +328,17 @@ class Capturer:
 
         is_bounded = budget not in self._budgets.defaults  # the allowance is for runs of others
         autocast = self._mode.autocast(arena.rows.device.type)
-        with self.agreement.attempt() as attempt, self.agreement.rehearsal(), autocast:
+        with self.consensus.collective_try() as outcome, self.consensus.dry_run(), autocast:
             try:
                 check.begin(at_capacity if is_bounded else None, is_first=call is None)
             except SizeError as error:
                 shadow = Shadow(self._forward.module)
                 raise BoundForward(self._forward.on(shadow), static_args, self._mode).explained(arena, error) from error
-        if (failure := attempt.take()) is not None:
+        if (failure := outcome.take()) is not None:
             if call is None:
                 raise failure.error
-            made_up = self._check(arena, static_args, None)
-            return self._begun(made_up, arena, static_args, None, budget)
+            synthetic = self._check(arena, static_args, None)
+            return self._begun(synthetic, arena, static_args, None, budget)
         return check
 
     def _time(
@@ -352,9 +352,9 @@ class Capturer:
             known = None if is_first and not before else self._budgets.measured
             held = self._pool.bytes()
             replayed = self.prove is not None
-            self._budgets.learn(measure(graphs, forward, budgets, static_args, held, self.agreement, known, replayed))
+            self._budgets.learn(measure(graphs, forward, budgets, static_args, held, self.consensus, known, replayed))
             self._count_seconds("budgets timed in", start)
-        if (measured := self.agreement.same(self._budgets.measured)) is not None:
+        if (measured := self.consensus.same(self._budgets.measured)) is not None:
             self._budgets.learn(measured)
 
     def _count_seconds(self, part: str, start: float) -> None:
@@ -370,7 +370,7 @@ class Capturer:
     def _check_agreement(self) -> None:
         module = self._forward.module
         mesh = mesh_of(module)
-        if mesh is not None and mesh.size() > 1 and self.agreement.alone:
+        if mesh is not None and mesh.size() > 1 and self.consensus.alone:
             raise SpecError(
                 f"the weights of {type(module).__name__} are sharded over {mesh.size()} ranks, which must capture and "
                 "replay alike: make calls through vg.parallel.TensorParallelEncoder(encoder)"

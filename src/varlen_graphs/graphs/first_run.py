@@ -12,7 +12,7 @@ from varlen_graphs.declaration.buffer_spec import BufferSpec
 from varlen_graphs.errors import CaptureError, SpecError
 from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.outputs.parts import Parts
-from varlen_graphs.watch.made_up_run import MadeUpRun, OutOfRangeError, run_made_up
+from varlen_graphs.watch.synthetic_run import OutOfRangeError, SyntheticRun, run_synthetic
 from varlen_graphs.watch.thread_modes import run_under, unwatched
 
 ID_LIMIT = 1024
@@ -31,7 +31,7 @@ def run_on_sample(
     """
     spec = forward.spec
     with unwatched():  # whoever watches the run takes these for what calls bring
-        ids = valid_ids(forward, spec.packed.pad, rows.dtype, spec.packed.normalize is not None)
+        ids = valid_ids(forward, spec.row_input.pad, rows.dtype, spec.row_input.normalize is not None)
         sample, beside = other_values(rows, which, ids), {}
         for one in spec.inputs:
             if one.name in given:
@@ -41,14 +41,14 @@ def run_on_sample(
                 beside[one.name] = other_values(tensor, which, valid_ids(forward, one.pad, tensor.dtype))
     given = given | beside
     has_ids = bool(spec.layout.columns) or not all(tensor.is_floating_point() for tensor in (sample, *given.values()))
-    made_up = partial(run, sample, given=given)
-    checked = partial(run_made_up, made_up, sample.device) if has_ids else made_up
+    synthetic = partial(run, sample, given=given)
+    checked = partial(run_synthetic, synthetic, sample.device) if has_ids else synthetic
     if which > 1:
         return checked()
     try:
         return checked()
     except CaptureError as error:  # of something that the module raised
-        if (found := _out_of_range(error, made_up)) is not None:
+        if (found := _out_of_range(error, synthetic)) is not None:
             raise SpecError(_wrong_values(type(forward.module).__name__, spec, found)) from error
         raise
 
@@ -57,7 +57,7 @@ def _out_of_range(error: Exception, run: Callable[[], Parts]) -> OutOfRangeError
     """Return the indices out of range behind an error of a run, if it is about some: the CPU does not say which."""
     if isinstance(error.__cause__, IndexError | RuntimeError) and not isinstance(error.__cause__, OutOfRangeError):
         try:
-            run_under(run, MadeUpRun())
+            run_under(run, SyntheticRun())
         except Exception as again:
             error = again
     return error.__cause__ if isinstance(error.__cause__, OutOfRangeError) else None
@@ -70,7 +70,7 @@ def _is_integral(dtype: torch.dtype) -> bool:
 
 def _wrong_values(name: str, spec: BufferSpec, found: OutOfRangeError) -> str:
     """Return what is wrong with declared values that a module does not take as indices."""
-    tensors: list[Any] = [spec.packed, *spec.host_buffers, *spec.inputs]
+    tensors: list[Any] = [spec.row_input, *spec.host_buffers, *spec.inputs]
     declared = [one for one in tensors if one.dtype and _is_integral(one.dtype)]
     wrong = [
         f"{type(one).__name__}({one.name!r}, {field}={value})"

@@ -142,7 +142,7 @@ class Forward:
     @property
     def row_dtype(self) -> torch.dtype:
         """The dtype of rows in the arena: the one the module gets, unless rows are normalised."""
-        return self.spec.packed.dtype or self.module_dtype
+        return self.spec.row_input.dtype or self.module_dtype
 
     @property
     def module_dtype(self) -> torch.dtype:
@@ -156,7 +156,7 @@ class Forward:
     @property
     def beside(self) -> dict[str, Any]:
         """Callables and objects that run beside the module, by name."""
-        others = {"normalize": self.spec.packed.normalize, "outputs": extents(self.spec.declared)}
+        others = {"normalize": self.spec.row_input.normalize, "outputs": extents(self.spec.declared)}
         return {buffer.name: buffer for buffer in self._buffers} | others | {"forward": self.function}
 
     def __call__(self, rows: Tensor, table: ItemTable, given: dict[str, Tensor], static_args: dict[str, Any]) -> Any:
@@ -171,13 +171,13 @@ class Forward:
         `given` holds the host buffers and the tensors beside the rows, by name.
         """
         spec, takes = self.spec, self._signature.takes
-        rows = spec.row_extent.clear(rows, table, spec.packed.pad)
+        rows = spec.row_extent.clear(rows, table, spec.row_input.pad)
         if not spec.row_extent.gaps and (spec.clears_padding or not rows.is_floating_point()):
-            rows = filled(rows, ~table.row_active, spec.packed.pad)
-        if spec.packed.normalize is not None:
+            rows = filled(rows, ~table.row_active, spec.row_input.pad)
+        if spec.row_input.normalize is not None:
             rows = self._normalized(rows, table, spec.row_extent.dims)
-        packed = spec.packed.as_argument(rows).contiguous()
-        arguments: dict[str, Any] = {spec.packed.name: packed, **given, **static_args}
+        packed = spec.row_input.as_argument(rows).contiguous()
+        arguments: dict[str, Any] = {spec.row_input.name: packed, **given, **static_args}
         arguments |= {one.name: one.prepare(given[one.name], table, spec.clears_padding) for one in spec.inputs}
         if spec.layout.has_argument and not spec.layout.packed and takes(spec.layout.name):
             arguments[spec.layout.name] = spec.layout.argument(table.values, table.budget)
@@ -348,7 +348,7 @@ class Forward:
             return self.without(call)
         if not (self.answers_itself(call) or (call.eager_reason and self._signature.original_takes_call)):
             return self.exact(call, grad)
-        name = self.spec.packed.name
+        name = self.spec.row_input.name
         return self.original(replace(call, original=call.original | {name: call.original[name].clone()}), grad)
 
     @property
@@ -367,13 +367,13 @@ class Forward:
         Raises:
             Exception: The module cannot run without them.
         """
-        takes, rows = self._signature.takes, self.spec.packed.name
+        takes, rows = self._signature.takes, self.spec.row_input.name
         given = {name: value for name, value in call.original.items() if not self.is_module or takes(name)}
         return self.original(replace(call, original=given | {rows: given[rows].clone()}))
 
     def original(self, call: Call, grad: bool = False) -> Any:
         """Run the module itself with the caller's arguments, rows cast and normalised as for graphs."""
-        packed = self.spec.packed
+        packed = self.spec.row_input
         arguments = dict(call.original)
         arguments[packed.name] = arguments[packed.name].to(self.row_dtype)
         if packed.normalize is not None:
@@ -423,7 +423,7 @@ class Forward:
         return self.function(self.module, **arguments) if self.function else self.itself(**arguments)
 
     def _normalized(self, rows: Tensor, table: ItemTable, dims: Sequence[str]) -> Tensor:
-        normalize = self.spec.packed.normalize
+        normalize = self.spec.row_input.normalize
         if isinstance(normalize, Patches):
             return normalize(rows, table, self.module_dtype)
         assert normalize is not None  # noqa: S101 - callers ask

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from varlen_graphs.attention.timing import AttentionCost, measuring
 from varlen_graphs.budgets.budget import Budget
-from varlen_graphs.capture.agreement import Agreement, Failure
 from varlen_graphs.capture.backend import CAPTURE_LOCK, Backend, Graph
+from varlen_graphs.capture.consensus import Consensus, Failure
 from varlen_graphs.capture.memory import empty_cache, forget_frames
 from varlen_graphs.errors import CaptureError
 from varlen_graphs.graphs.allowance import Allowance
@@ -36,7 +36,7 @@ class GraphSet:
     Args:
         arena: Static inputs of the forward.
         checks: Checks the item table, as the first operation of each graph.
-        agreement: Agreement with other ranks that capture the module: what fails on one is left out on all.
+        consensus: Consensus with other ranks that capture the module: what fails on one is left out on all.
         timed: True if costs are measured with these graphs.
         fallback_budget: Budget that calls would use without the graph of exactly their size.
         defaults: Budgets that nobody asked for.
@@ -45,7 +45,7 @@ class GraphSet:
     Attributes:
         arena: As given.
         checks: As given.
-        agreement: As given.
+        consensus: As given.
         failed: Reasons why budgets could not be captured.
         refused: Reasons why graphs failed the proof at their capture; these budgets are not captured again.
         against: The outputs that replays were compared with in the proof, in words for the report.
@@ -69,12 +69,12 @@ class GraphSet:
     rebuild: Callable[[Sequence[Tensor]], Any]
 
     def __init__(
-        self, arena: Arena, checks: GpuChecks, agreement: Agreement, *, timed: bool,
+        self, arena: Arena, checks: GpuChecks, consensus: Consensus, *, timed: bool,
         fallback_budget: Budget | None = None, defaults: Collection[Budget] = (), allowance: Allowance | None = None,
     ) -> None:  # fmt: skip
         self.arena = arena
         self.checks = checks
-        self.agreement = agreement
+        self.consensus = consensus
         self.failed: dict[Budget, str] = {}
         self.refused: dict[Budget, str] = {}
         self.against: set[str] = set()
@@ -127,11 +127,11 @@ class GraphSet:
             CaptureError: There is no graph, and no budget could be captured.
             Exception: The error of the forward at the largest budget and at the smallest.
         """
-        agreement, is_new = self.agreement, self.constants is None
+        consensus, is_new = self.consensus, self.constants is None
         if is_new:
-            with agreement.attempt() as attempt, agreement.rehearsal(), compiling_in_threads():
+            with consensus.collective_try() as outcome, consensus.dry_run(), compiling_in_threads():
                 self.constants = forward.probe(self.arena)
-            attempt.check()
+            outcome.check()
         budgets, spare = self._within_allowance(budgets, spare, forward)
         if is_new:
             self._compile(budgets, forward)
@@ -158,17 +158,17 @@ class GraphSet:
         def run(budget: Budget) -> None:
             self.arena.load_sample(budget)
             self.arena.source.copy(budget.rows)  # of none
-            with self.agreement.rehearsal():
+            with self.consensus.dry_run():
                 forward(*self.checks.view(self.arena, budget), compiled=False)
 
         left_out: dict[Budget, str] = {}
         if not allowance.is_measured:
-            with CAPTURE_LOCK, self.agreement.attempt() as attempt:
+            with CAPTURE_LOCK, self.consensus.collective_try() as outcome:
                 left_out = allowance.of_runs(defaults, run)
-            attempt.take()  # errors come again
-        budgets, spare = self._without(self.agreement.same(left_out), budgets, spare)
+            outcome.take()  # errors come again
+        budgets, spare = self._without(self.consensus.same(left_out), budgets, spare)
         left_out = allowance.of_tapes([one for one in budgets if one in defaults])
-        return self._without(self.agreement.same(left_out), budgets, spare)
+        return self._without(self.consensus.same(left_out), budgets, spare)
 
     def _without(
         self, left_out: dict[Budget, str], budgets: Sequence[Budget], spare: Sequence[Budget]
@@ -188,13 +188,13 @@ class GraphSet:
         """
         if not self.arena.rows.is_cuda or not budgets:
             return
-        with CAPTURE_LOCK, self.agreement.attempt() as attempt, compiling_in_threads():
+        with CAPTURE_LOCK, self.consensus.collective_try() as outcome, compiling_in_threads():
             for budget in sorted({min(budgets), max(budgets)}):
                 self.arena.load_sample(budget)
                 self.arena.source.copy(budget.rows)  # of none
-                with self.agreement.rehearsal():
+                with self.consensus.dry_run():
                     forward(*self.checks.view(self.arena, budget))
-        attempt.take()
+        outcome.take()
 
     def _capture_all(
         self,
@@ -243,28 +243,28 @@ class GraphSet:
 
     def _capture(self, budget: Budget, forward: BoundForward, backend: Backend, memory: ReadMemory) -> Failure | None:
         """Capture a budget after two runs of it or more; return the failure, if there is one."""
-        arena, checks, agreement, device = self.arena, self.checks, self.agreement, self.arena.rows.device
+        arena, checks, consensus, device = self.arena, self.checks, self.consensus, self.arena.rows.device
         attention = AttentionCost()
 
         def run() -> list[Tensor]:
             arena.source.copy(budget.rows)
             return outputs_of(forward(*checks.view(arena, budget)))
 
-        def rehearse() -> None:
-            with agreement.rehearsal():
+        def run_dry() -> None:
+            with consensus.dry_run():
                 forward(*checks.view(arena, budget))
 
         with CAPTURE_LOCK:
-            with agreement.attempt() as attempt:  # fills what the module computes once and keeps
+            with consensus.collective_try() as outcome:  # fills what the module computes once and keeps
                 arena.load_sample(budget)
                 arena.source.copy(budget.rows)  # of none, so that its kernel is loaded
-                with measuring() as measured, agreement.rehearsal():
+                with measuring() as measured, consensus.dry_run():
                     forward(*checks.view(arena, budget))
                 attention.per_square = measured.per_square
-                if not agreement.alone:  # what no graph can hold must be found before other ranks wait for this one
-                    ReadMemory(device, "the module", memory.takes_constants).watch(rehearse)
-            if attempt.failure is None:
-                with agreement.attempt() as attempt:
+                if not consensus.alone:  # what no graph can hold must be found before other ranks wait for this one
+                    ReadMemory(device, "the module", memory.takes_constants).watch(run_dry)
+            if outcome.failure is None:
+                with consensus.collective_try() as outcome:
                     parts = memory.watch(lambda: forward(*checks.view(arena, budget)))
                     form = self._form or OutputForm(parts)
                     form.check(parts)
@@ -278,9 +278,9 @@ class GraphSet:
                         self._form = form
                         self.per_square, self.extents, self.rebuild = attention.per_square, form.extents, form.rebuild
                     self._graphs[budget] = graph
-        if attempt.failure is not None:
+        if outcome.failure is not None:
             self._graphs.pop(budget, None)  # another rank has failed
-            return attempt.take()
+            return outcome.take()
         self._changes += 1
         self.most_rows = max(self.most_rows, budget.rows)
         return None

@@ -205,7 +205,7 @@ class GraphStore:
 
     def _check_may_change(self) -> None:
         self.check_not_staged()
-        if not self.capturer.agreement.alone:
+        if not self.capturer.consensus.alone:
             raise SpecError(
                 "the ranks of a TensorParallelEncoder have agreed on their budgets, which cannot change: make it of an "
                 "encoder with all budgets that calls need"

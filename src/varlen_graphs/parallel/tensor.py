@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import nn
 
-from varlen_graphs.capture.agreement import Agreement, Attempt, Failure, FailureKind
-from varlen_graphs.capture.collectives import Rehearsal
+from varlen_graphs.capture.collectives import DryRun
+from varlen_graphs.capture.consensus import Consensus, Failure, FailureKind, Outcome
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import RankError, SpecError, warn
 from varlen_graphs.parallel.deadline import Deadline
@@ -132,12 +132,12 @@ class TensorParallelEncoder:
             self._deadline = Deadline(deadline, device, _method(self.give_up))
             weakref.finalize(self, self._deadline.close)
         self._seconds = deadline
-        agreement = _RankAgreement(self._ranks, device)
+        consensus = _RankConsensus(self._ranks, device)
         _, budgets = self._ranks.exchange(device, lambda: (None, tuple(encoder.budgets)))
         check_same(budgets)
         store = encoder.executor.store
-        encoder.costs, store.budgets.known = agreement.same((encoder.costs, store.budgets.known))
-        store.capturer.agreement = agreement
+        encoder.costs, store.budgets.known = consensus.same((encoder.costs, store.budgets.known))
+        store.capturer.consensus = consensus
 
     @property
     def module(self) -> nn.Module:
@@ -209,8 +209,8 @@ _LOST = (
 )
 
 
-class _RankAgreement(Agreement):
-    """Agreement between the ranks of a group. Synchronizes with the host."""
+class _RankConsensus(Consensus):
+    """Consensus between the ranks of a group. Synchronizes with the host."""
 
     alone = False
 
@@ -219,11 +219,11 @@ class _RankAgreement(Agreement):
         self._device = device
 
     @contextmanager
-    def attempt(self) -> Iterator[Attempt]:
+    def collective_try(self) -> Iterator[Outcome]:
         """Run the block on every rank; a failure on another rank is a `RankError` that quotes it."""
-        with super().attempt() as attempt:
-            yield attempt
-        attempt.failure = self._agree(attempt.take())
+        with super().collective_try() as outcome:
+            yield outcome
+        outcome.failure = self._agree(outcome.take())
 
     def _agree(self, failure: Failure | None) -> Failure | None:
         """Return the failure of this rank, of the worst kind on any rank, or that of another rank."""
@@ -239,9 +239,9 @@ class _RankAgreement(Agreement):
         rank, (_, message) = next(iter(failed.items()))
         return Failure(RankError(f"rank {rank} raised an error: {message}"), kind)
 
-    def rehearsal(self) -> AbstractContextManager[Any]:
+    def dry_run(self) -> AbstractContextManager[Any]:
         """Run collectives without the other ranks."""
-        return Rehearsal()  # type: ignore[no-untyped-call]  # torch's own
+        return DryRun()  # type: ignore[no-untyped-call]  # torch's own
 
     def same(self, value: Value) -> Value:
         """Return the value of the first rank, which is small and has no tensors."""

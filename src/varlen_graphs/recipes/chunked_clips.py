@@ -68,7 +68,7 @@ class ChunkedClips(TowerEncoder):
         if lengths is None:
             return self._itself(f"{MASK} does not mark the first frames of clips of whole chunks", 1, args, kwargs)
         assert isinstance(clips, Tensor)  # noqa: S101 - it has lengths
-        size = self.spec.packed.shape[1]  # type: ignore[index]
+        size = self.spec.row_input.shape[1]  # type: ignore[index]
         by_chunk = clips.unflatten(2, (-1, size)).transpose(1, 2)
         counts = [-(-length // size) for length in lengths]
         if all(count == by_chunk.shape[1] for count in counts):
@@ -87,7 +87,7 @@ class ChunkedClips(TowerEncoder):
 
     def _lengths(self, clips: Any, mask: Any) -> list[int] | None:
         """Return the frames of each clip, or `None` for calls that graphs do not take. Copies to the host once."""
-        bins, size = self.spec.packed.shape  # type: ignore[misc]
+        bins, size = self.spec.row_input.shape  # type: ignore[misc]
         if not isinstance(clips, Tensor) or not isinstance(mask, Tensor) or clips.dim() != 3:
             return None
         if clips.shape[1] != bins or clips.shape[2] % size or mask.shape != (len(clips), clips.shape[2]):

@@ -77,7 +77,7 @@ def _forward(
 ) -> Any:
     given = {} if output_hidden_states is None else {"output_hidden_states": output_hidden_states}
     patches = torch.cat([positions.to(pixels.dtype), pixels], dim=-1)
-    mask = mask | (torch.arange(mask.shape[1], device=mask.device) == 0)  # as it is, but in made-up calls
+    mask = mask | (torch.arange(mask.shape[1], device=mask.device) == 0)  # as it is, but in synthetic calls
     with SkipMaskChecks():
         return tower(patches, attention_mask=mask.float(), **given)
 
@@ -115,7 +115,7 @@ class PatchesEncoder(TowerEncoder):
 
     def _why_eager(self, call: Mapping[str, Any]) -> str | None:
         """Return the reason why the tower itself has to answer a call; `None` if graphs may."""
-        patches, mask, shape = call.get(PATCHES), call.get(MASK), self.spec.packed.shape
+        patches, mask, shape = call.get(PATCHES), call.get(MASK), self.spec.row_input.shape
         if not isinstance(patches, Tensor) or patches.dim() != 3 or (patches.shape[-1] - POSITIONS,) != shape:
             return f"{PATCHES} of another form"
         if patches.dtype != self.executor.forward.row_dtype:

@@ -17,8 +17,8 @@ from varlen_graphs.outputs.declared import Fields
 from varlen_graphs.outputs.entries import Entries
 from varlen_graphs.recipes.text_model import IDS, MASK, TextModel
 from varlen_graphs.recipes.towers import device_of
-from varlen_graphs.watch.made_up_run import MadeUpRun
 from varlen_graphs.watch.shadow import Shadow
+from varlen_graphs.watch.synthetic_run import SyntheticRun
 from varlen_graphs.watch.thread_modes import run_under
 
 LENGTH = 11
@@ -171,7 +171,7 @@ def reads_padding(
         return cleared(own(*args, **kwargs), parameters.bind(*args, **kwargs).arguments)
 
     def given() -> list[Tensor]:
-        return real([leaf for leaf in tree_leaves(run_under(run, MadeUpRun())) if isinstance(leaf, Tensor)])
+        return real([leaf for leaf in tree_leaves(run_under(run, SyntheticRun())) if isinstance(leaf, Tensor)])
 
     try:
         expected, again = given(), given()
@@ -254,7 +254,7 @@ class _Clips:
 
     def __init__(self, tower: nn.Module, spec: BufferSpec) -> None:
         self.tower = tower
-        self.rows = spec.packed
+        self.rows = spec.row_input
         self.mask: Any = spec.layout
         fields = spec.outputs.fields.values() if isinstance(spec.outputs, Fields) else [spec.outputs]
         self.frames = [one.of_item for one in fields if isinstance(one, Entries)]
@@ -262,7 +262,7 @@ class _Clips:
         lengths = [count * getattr(spec.layout, "shortest", 1) for count in FRAMES]
         self.lengths = torch.tensor(lengths, device=device)
         self.real = real_rows(self.lengths, max(lengths))
-        shape = max(lengths), *(spec.packed.shape or ())
+        shape = max(lengths), *(spec.row_input.shape or ())
         batch = torch.randn(len(lengths), *shape, generator=torch.Generator().manual_seed(0), device="cpu")
         batch[1, lengths[1] :] = 0
         self.batch = batch.to(device, module_dtype(tower))

@@ -97,7 +97,7 @@ def speech(
     with torch.no_grad():
         model, spec, forward, alone = _declare(Shadow(tower).module)
     if budgets is None:
-        second = SECOND_OF_FRAMES if spec.packed.shape else SECOND_OF_SAMPLES
+        second = SECOND_OF_FRAMES if spec.row_input.shape else SECOND_OF_SAMPLES
         budgets = DefaultBudgets(PaddedLadder(batch=8, length=LONGEST * second, min_length=second, step=1.5))
     return SpeechEncoder(tower, model, budgets, spec, forward=forward, alone=alone, around=around, **options)
 

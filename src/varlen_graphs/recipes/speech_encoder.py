@@ -56,7 +56,7 @@ class SpeechEncoder(TowerEncoder):
             return self.executor.forward.module_forward(*args, **kwargs)
         self._check(args, kwargs)
         call = dict(zip(self._names, args, strict=False)) | kwargs
-        clips: Any = call.get(self.spec.packed.name)
+        clips: Any = call.get(self.spec.row_input.name)
         mask = call.get(self._mask)
         if isinstance(clips, Tensor) and clips.dim() > 1 and clips.shape[1] < self._shortest:
             return self._itself(f"clips of less than {self._shortest} rows", len(clips), args, kwargs)

@@ -110,7 +110,7 @@ class ExactGraphs:
             return None
         if (
             store.forward.verdict.wrong
-            or not capturer.agreement.alone
+            or not capturer.consensus.alone
             or not store.can_capture(key, capturer.inputs[key])
         ):
             return None

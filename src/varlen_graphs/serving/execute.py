@@ -41,7 +41,7 @@ from varlen_graphs.serving.row_checks import check_extra_inputs, check_rows, no_
 from varlen_graphs.serving.trace_size import trace_size
 from varlen_graphs.stats import Stats
 from varlen_graphs.traffic.trace import Trace
-from varlen_graphs.watch.made_up_run import run_made_up
+from varlen_graphs.watch.synthetic_run import run_synthetic
 
 
 class Verification(Protocol):
@@ -168,7 +168,7 @@ class Executor:
         ):  # a loop, because a comprehension costs a call of its own
             if batch.budget is not None and (usable.graphs is None or batch.budget not in usable.graphs):
                 missing.append(batch.budget)  # noqa: PERF401
-        if missing and others_capture() and self.store.capturer.agreement.alone:  # ranks capture together
+        if missing and others_capture() and self.store.capturer.consensus.alone:  # ranks capture together
             return usable, Route(reason=CAPTURING), None
         if missing:
             self.mode.refresh()  # submodules may have come since the last capture
@@ -190,7 +190,7 @@ class Executor:
             Exception: That of the module.
         """
         try:
-            return run_made_up(partial(self.forward.reference, replace(call)), call.rows.device)
+            return run_synthetic(partial(self.forward.reference, replace(call)), call.rows.device)
         except (SpecError, LayoutError):
             return None
         except Exception as error:
@@ -290,7 +290,7 @@ class Executor:
             raise InputError(f"the encoder of {self._module} was called with {watcher}: expected tensors; {INSTEAD}")
         call = self.signature.bind(args, kwargs)
         by_row = any(isinstance(one, PerItem) and one.per_row for one in self.spec.inputs)
-        if not self.forward.answers_itself(call) or self.spec.packed.normalize is not None or by_row:
+        if not self.forward.answers_itself(call) or self.spec.row_input.normalize is not None or by_row:
             self.read_watched(call, watcher)
         self.stats.count_call(call.items)
         self.stats.count_eager(DIAGNOSED if OBSERVED.get() else watcher)

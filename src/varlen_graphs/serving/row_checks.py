@@ -21,7 +21,7 @@ def check_rows(store: GraphStore, device: torch.device, dtype: torch.dtype) -> N
         StaleGraphError: The module was moved to another device since the capture.
     """
     forward, arena = store.forward, store.arena  # which another thread may release
-    name = forward.spec.packed.name
+    name = forward.spec.row_input.name
     if arena is not None:
         here, expected = arena.rows.device, arena.rows.dtype
     else:
@@ -81,7 +81,7 @@ def no_rows(store: GraphStore) -> Tensor:
         SpecError: These are not known yet.
     """
     arena, forward = store.arena, store.forward
-    packed, device = forward.spec.packed, forward.device
+    packed, device = forward.spec.row_input, forward.device
     none = (0,) * len(forward.spec.row_extent.dims)
     if arena is not None:
         return arena.rows.new_empty(*none, *arena.rows.shape[1:])

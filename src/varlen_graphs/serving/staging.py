@@ -104,7 +104,7 @@ def stage(executor: Executor, layout: Any, arguments: dict[str, Any]) -> Iterato
             reason = route.reason
             if usable.graphs is not None and route.batches and route.batches[0].budget is not None:
                 call.rows = usable.graphs.arena.call(call.layout, route.batches[0].budget, {}).rows
-                call.original[spec.packed.name] = rows = spec.packed.as_argument(call.rows)
+                call.original[spec.row_input.name] = rows = spec.row_input.as_argument(call.rows)
                 store.staged = True
                 try:
                     with _staged(rows, partial(_replay, executor, call, route, usable.graphs)) as staged:
@@ -113,7 +113,7 @@ def stage(executor: Executor, layout: Any, arguments: dict[str, Any]) -> Iterato
                     store.staged = False
                 return
     rows = call.rows.new_empty(spec.argument_shape(call.layout, call.rows))
-    call.original[spec.packed.name], call.rows = rows, spec.packed.rows_first(rows)
+    call.original[spec.row_input.name], call.rows = rows, spec.row_input.rows_first(rows)
     if is_first:
         run = partial(executor.answer, replace(call, staged=False), None)
     else:
@@ -125,7 +125,7 @@ def stage(executor: Executor, layout: Any, arguments: dict[str, Any]) -> Iterato
 def _bind(executor: Executor, layout: Any, arguments: dict[str, Any]) -> Call:
     """Bind a call whose rows come later."""
     spec = executor.spec
-    packed = spec.packed
+    packed = spec.row_input
     if spec.packs:
         raise InputError(
             f"{packed.name} comes as a padded batch, which is packed on its way in, so there is nothing to write in "

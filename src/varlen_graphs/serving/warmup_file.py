@@ -154,7 +154,7 @@ def identity_of(module: nn.Module, spec: BufferSpec, device: torch.device | None
     """
     named = (*module.named_parameters(), *module.named_buffers())
     weights = [(name, tuple(tensor.shape), str(tensor.dtype), *sharding(tensor)) for name, tensor in named]
-    packed, layout = spec.packed, spec.layout
+    packed, layout = spec.row_input, spec.layout
     declared: list[object] = [packed.name, packed.shape, packed.dtype, packed.normalize is not None]
     declared += [
         type(layout).__name__,

@@ -165,9 +165,9 @@ class _Checks:
 
     def _tried(self, run: Callable[[], Result]) -> Result | Exception:
         """Return what a function returns, or its error, or that of another rank."""
-        with self._graphs.agreement.attempt() as attempt:
+        with self._graphs.consensus.collective_try() as outcome:
             result = run()
-        failure = attempt.take()
+        failure = outcome.take()
         return result if failure is None else failure.error
 
     def failing(self, cases: Iterable[Case]) -> list[tuple[Case, str]]:
@@ -197,7 +197,7 @@ class _Checks:
         few = spec.advice(FEW_ROWS, FEW_ROWS.partition(" If")[0]).format(self._smallest_right)
         hint = f"\n{few}" if only_small and not spec.batched else ""
         for case, sample, why in wrong:
-            if case.must_run or not self._graphs.agreement.alone or self._repeats(sample):
+            if case.must_run or not self._graphs.consensus.alone or self._repeats(sample):
                 failures.append((case, f"{why}{hint}"))
         return failures
 
@@ -217,7 +217,7 @@ class _Checks:
         budget, call, layout = case.budget, sample.example.call, sample.example.layout
         rows, items, segments, _ = self._forward.spec.usage.of(layout)
         is_full = rows == budget.rows or items == budget.items or segments == budget.segments
-        if sample.has_indices and is_full and self._graphs.agreement.alone:
+        if sample.has_indices and is_full and self._graphs.consensus.alone:
             batch = ReplayBatch(budget, range(len(layout)))
             ErrorLocator(self._forward, self._graphs.arena, call, batch, call).check_indices()
 
@@ -249,7 +249,7 @@ class _Checks:
             check(forward, self._replays.limit, samples.first(some, kind, by_module=itself, itself=itself))
 
         for made, check, kind in checks:
-            some, too_long = samples.affordable(made, self._graphs.agreement.alone)
+            some, too_long = samples.affordable(made, self._graphs.consensus.alone)
             if some or too_long is None:
                 if why := _mismatch(self._tried(partial(run, check, some, kind))):
                     return why
@@ -267,7 +267,7 @@ class _Checks:
         """
 
         def run() -> None:
-            with self._graphs.agreement.rehearsal():  # as the check began
+            with self._graphs.consensus.dry_run():  # as the check began
                 why = check.find_evidence()
             if why is not None:
                 raise VerificationError(why)

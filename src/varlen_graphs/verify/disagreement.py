@@ -136,7 +136,7 @@ class Replays:
         if batch.budget is None:
             return f"wrong in an eager run of items {few(layout)}: {what}\n{DECLARED}"
         where = f"wrong in {batch.budget}, replaying items {few(batch.layout(layout))}: {what}"
-        if not graphs.agreement.alone:  # ranks may take another course each, and then wait for each other
+        if not graphs.consensus.alone:  # ranks may take another course each, and then wait for each other
             return f"{where}\nThe cause is not located where ranks share a module."
         try:
             if draw := random_draw(self._forward.module, partial(self._forward.exact, call)):

@@ -25,7 +25,7 @@ from varlen_graphs.verify.examples import permuted
 from varlen_graphs.verify.mixing import Inputs, explain_together
 from varlen_graphs.verify.samples import SampleRun
 from varlen_graphs.verify.wrong_buffers import wrong_buffers
-from varlen_graphs.watch.made_up_run import run_made_up
+from varlen_graphs.watch.synthetic_run import run_synthetic
 
 COUNTS = (
     "In a batch they do not. Declare of_item, the number of entries that the module makes of an item, as the same "
@@ -105,7 +105,7 @@ def check_eager(forward: Forward, limit: float, sample: SampleRun, parts: Sequen
         own = read_layout(spec, alone)
         try:
             with references() if by_references else nullcontext():
-                result = run_made_up(partial(forward.exact, alone), call.rows.device)
+                result = run_synthetic(partial(forward.exact, alone), call.rows.device)
         except Exception as error:
             if spec.counts_rows and min(own.rows) >= spec.shortest:
                 raise _miscounted(forward, alone, own, error) from error
@@ -164,7 +164,7 @@ def check_lengths(forward: Forward, calls: Iterable[Call]) -> None:
     takes_longer = False
     for call in calls:
         try:
-            run_made_up(partial(forward.exact, call), call.rows.device)
+            run_synthetic(partial(forward.exact, call), call.rows.device)
             takes_longer = True
         except torch.OutOfMemoryError:
             raise
@@ -194,10 +194,10 @@ def check_left_out(forward: Forward, limit: float, sample: SampleRun) -> None:
     if call.eager_reason or not (forward.is_module or forward.answers_itself(call)):
         return
     try:
-        own = run_made_up(partial(forward.without, call), call.rows.device)
+        own = run_synthetic(partial(forward.without, call), call.rows.device)
     except Exception:  # it needs what the encoder adds
         return
-    output = run_made_up(partial(forward.exact, call), call.rows.device)
+    output = run_synthetic(partial(forward.exact, call), call.rows.device)
     read_layout(forward.spec, call)
     found = Example(call, own).furthest(flatten(output, forward.spec.declared))
     if found.error > limit:

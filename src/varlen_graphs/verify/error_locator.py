@@ -16,7 +16,7 @@ from varlen_graphs.verify.compare import Example, close, equal
 from varlen_graphs.verify.mixing import Inputs, explain_together
 from varlen_graphs.verify.operations import DifferingOperation, Run, Same, first_difference
 from varlen_graphs.verify.wrong_buffers import wrong_buffers
-from varlen_graphs.watch.made_up_run import run_made_up
+from varlen_graphs.watch.synthetic_run import run_synthetic
 
 FROZEN = (
     "An eager run of the same code on the same padded memory gives the right output, so the graph holds a value that "
@@ -85,7 +85,7 @@ class ErrorLocator:
         Raises:
             Exception: One is, which in a replay would end the use of CUDA in the process.
         """
-        run_made_up(partial(self._at_budget, 0), self._call.rows.device)
+        run_synthetic(partial(self._at_budget, 0), self._call.rows.device)
 
     def explain_error(self, example: Example, limit: float) -> str:
         """Explain why the replay differs from the expected output of the call by more than `limit`."""
@@ -153,12 +153,11 @@ class ErrorLocator:
         rows, given = inputs
         given = {name: tensor.clone() for name, tensor in given.items()}
         arguments = self._forward.arguments(rows.clone(), self._table, given, self._static_args)
-        packed, extent, item_slice = self._forward.spec.packed, self._forward.spec.row_extent, ItemSlice.of(self._part)
+        packed, extent = self._forward.spec.row_input, self._forward.spec.row_extent
         cleared = packed.rows_first(arguments[packed.name])
         passed = (cleared if clears or packed.normalize else rows).clone()
-        extent.part(passed, item_slice).copy_(
-            extent.part(cleared, item_slice)
-        )  # in any case, so that the operations are the same
+        own, cleared = (extent.part(tensor, ItemSlice.of(self._part)) for tensor in (passed, cleared))
+        own.copy_(cleared)  # in any case, so that the operations are the same
         arguments[packed.name] = packed.as_argument(passed).contiguous()
         return self._forward.run(arguments)
 

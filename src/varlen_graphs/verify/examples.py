@@ -27,7 +27,7 @@ def permuted(spec: BufferSpec, call: Call, layout: Layout, groups: Sequence[rang
 
 def with_other_rows(arguments: Mapping[str, Any], spec: BufferSpec) -> dict[str, Any]:
     """Return the arguments of a call with other values in its rows, as likely as its own."""
-    packed = spec.packed
+    packed = spec.row_input
     rows = arguments[packed.name]
     if not isinstance(rows, Tensor):
         return {**arguments}  # the call refuses them

@@ -22,8 +22,8 @@ from varlen_graphs.routing.enabled import WRONG_OUTPUT
 from varlen_graphs.routing.router import Route
 from varlen_graphs.serving.execute import Executor
 from varlen_graphs.verify.compare import Difference, Example, few, limit_of
-from varlen_graphs.watch.made_up_run import run_made_up
 from varlen_graphs.watch.shadow import Shadow
+from varlen_graphs.watch.synthetic_run import run_synthetic
 
 LOGGER = logging.getLogger("varlen_graphs")
 
@@ -84,7 +84,7 @@ class InService:
         """Return the output if it is right, else the expected one."""
         forward, declared = executor.forward, executor.spec.declared
         try:
-            own = run_made_up(partial(forward.reference, call), call.rows.device) if own is None else own
+            own = run_synthetic(partial(forward.reference, call), call.rows.device) if own is None else own
             example = Example(replace(call), *own, any_integers=True)
             limit, form = limit_of(self._options.tolerance, forward, call.rows.device), flatten(output, declared)
             found = _differences(example, form, limit)
@@ -113,10 +113,10 @@ class InService:
                         f"{worst.where} differs by {worst.error:.1e} from {own.against} (tolerance "
                         f"{limit:.0e}), in a call of items {few(layout)}"
                     )
-        with graphs.agreement.attempt() as attempt:
+        with graphs.consensus.collective_try() as outcome:
             if wrong:
                 raise VerificationError(next(iter(wrong.values())))
-        if (failure := attempt.take()) is None:
+        if (failure := outcome.take()) is None:
             return output
         if not wrong:  # here, but not on another rank
             wrong = {batch.budget: str(failure.error) for batch in route.batches if batch.budget is not None}
@@ -166,7 +166,7 @@ def _differences(example: Example, output: Parts, limit: float) -> list[Differen
 
 def _with_own_rows(spec: BufferSpec, call: Call) -> Call:
     """Copy rows that lie in the arena, which the replay may overwrite."""
-    packed, layout = spec.packed, call.layout
+    packed, layout = spec.row_input, call.layout
     rows = packed.as_argument(call.rows)
     if layout is not None and layout.length:  # rows past the items were never written
         sizes, padded = [(own,) for own in layout.rows], (layout.length,)

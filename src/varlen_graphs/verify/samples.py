@@ -17,7 +17,7 @@ from varlen_graphs.layouts.items import Layout
 from varlen_graphs.outputs.parts import Parts, flatten
 from varlen_graphs.verify.compare import MOST_NAN, Example, nan_shares
 from varlen_graphs.verify.synthetic_calls import Kind, SyntheticCalls
-from varlen_graphs.watch.made_up_run import MadeUpRun, run_made_up
+from varlen_graphs.watch.synthetic_run import SyntheticRun, run_synthetic
 
 BLIND = (
     "all floating outputs are NaN for all synthetic rows, which shows nothing; capture with a call of yours, "
@@ -135,7 +135,7 @@ class Samples:
         """
         try:
             layout, spec, example = read_layout(self._forward.spec, call), self._forward.spec, None
-            run = partial(run_made_up, device=call.rows.device, mode=(mode := MadeUpRun()))
+            run = partial(run_synthetic, device=call.rows.device, mode=(mode := SyntheticRun()))
             if itself and self._forward.answers_itself(call):
                 with suppress(Exception), self._timed(layout.size):  # it may need more than these arguments
                     example = Example(call, run(partial(self._forward.answer, call)), MODULE)

@@ -68,7 +68,7 @@ class SyntheticCalls:
     """
 
     def __init__(self, forward: Forward, inputs: CaptureInputs, call: Call | None) -> None:
-        spec, packed = forward.spec, forward.spec.packed
+        spec, packed = forward.spec, forward.spec.row_input
         self._spec, self._inputs = spec, inputs
         ids = valid_ids(forward, packed.pad, forward.row_dtype, packed.normalize is not None)
         self._tensors = [_Tensor(packed.name, spec.row_extent, inputs.row_shape, forward.row_dtype, ids, packed.pad)]
@@ -107,7 +107,7 @@ class SyntheticCalls:
         return (self._make(layout, kind, source) for source in self._sources)
 
     def _make(self, layout: Layout, kind: Kind, source: dict[str, Tensor]) -> Call:
-        spec, packed = self._spec, self._spec.packed
+        spec, packed = self._spec, self._spec.row_input
         static_args, row_shape, device = self._inputs
         made = {one.name: self._entries(one, layout, kind, source[one.name]) for one in self._tensors}
         rows = made.pop(packed.name)
@@ -131,7 +131,7 @@ class SyntheticCalls:
             source = source[middle : middle + FEW_IDS].view(-1, *[1] * len(one.shape)).expand(-1, *one.shape)
         made = self._drawn(one, layout, source).to(one.dtype).view(*extent.size(ItemSlice.of(layout)), *one.shape)
         is_row = extent is spec.row_extent and one is self._tensors[0]
-        if kind == "uneven" and is_row and (one.floating or spec.packed.normalize or one.dtype == torch.uint8):
+        if kind == "uneven" and is_row and (one.floating or spec.row_input.normalize or one.dtype == torch.uint8):
             made = _uneven(made, layout)
         if extent.gaps and (spec.layout.clean_padding or not one.floating):
             made = filled(made, ~real_rows(torch.tensor(layout.rows, device=made.device), layout.longest), one.pad)

@@ -59,7 +59,7 @@ def test_a_table_that_a_tower_keeps_on_the_host_is_a_constant_until_it_changes()
 def test_an_encoder_by_itself_keeps_padding_out(name):
     tower = tower_model(name, device="cuda")
     encoder = vg.recipes.by_batch(tower, [1, 2, 4])
-    shape, rows = encoder.spec.layout.usual, encoder.spec.packed.name
+    shape, rows = encoder.spec.layout.usual, encoder.spec.row_input.name
     for count in (3, 1, 6):
         x = torch.randn(count, *shape, device="cuda")
         encoder(**{rows: x})

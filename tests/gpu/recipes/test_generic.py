@@ -24,7 +24,7 @@ CLIPS = [[512], [3], [37, 99, 5], [101, 99, 200]]
 def test_replays_over_nan_equal_the_tower(name, dtype):
     tower = build(name, dtype=dtype).cuda()
     encoder = vg.recipes.generic(tower, BUDGETS).capture()
-    names = encoder.spec.packed.name, encoder.spec.layout.name
+    names = encoder.spec.row_input.name, encoder.spec.layout.name
     for seed, items in enumerate(CLIPS if "Audio" in name else GRIDS):
         rows = rows_for(encoder, items, seed).cuda().to(dtype)
         encoder.poison()

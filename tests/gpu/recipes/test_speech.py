@@ -47,7 +47,7 @@ def test_half_precision_is_about_as_exact_as_the_model(name, dtype):
     encoder = speech_encoder(name, model, backend="cuda", verify=0)
     for seed in range(3):
         call = clips(encoder, [300, 300], seed=seed)
-        rows = call[encoder.spec.packed.name]
+        rows = call[encoder.spec.row_input.name]
         with torch.no_grad():
             outs = [
                 run(rows.to(to)).last_hidden_state

@@ -76,7 +76,7 @@ def _wrap(path: str, module: nn.Module, config: VllmConfig, settings: Settings) 
             _check(one.module)
             # Towers found by trying may be called with other arguments, and some recipes learn the shape of rows from a
             # call: `capture_all` sees those.
-            if reason is None and one.tower.declared and one.encoder.spec.packed.shape is not None:
+            if reason is None and one.tower.declared and one.encoder.spec.row_input.shape is not None:
                 one.encoder.capture()
             one.falls_back = True  # an error would end the engine
     except Exception as error:  # whatever it is, vLLM can serve the model

@@ -25,9 +25,9 @@ _BY_DIM = (
 """Operators with a dimension and an index as their second and third argument."""
 
 
-def run_made_up(run: Callable[[], Result], device: torch.device, mode: "MadeUpRun | None" = None) -> Result:
-    """Call a function that runs a module on made-up items: under a `MadeUpRun` on a GPU, the given one or another."""
-    return run_under(run, mode or MadeUpRun()) if device.type == "cuda" else run()
+def run_synthetic(run: Callable[[], Result], device: torch.device, mode: "SyntheticRun | None" = None) -> Result:
+    """Call a function that runs a module on synthetic items: on a GPU under a `SyntheticRun`, given or new."""
+    return run_under(run, mode or SyntheticRun()) if device.type == "cuda" else run()
 
 
 class OutOfRangeError(IndexError):
@@ -38,11 +38,11 @@ class OutOfRangeError(IndexError):
         self.low, self.high, self.least, self.most = low, high, least, most
 
 
-class MadeUpRun(RunMode):
+class SyntheticRun(RunMode):
     """Raises `OutOfRangeError` for an index out of range, as the CPU does, and computes attention without cuDNN.
 
     On a GPU such an index would end the process's use of CUDA; the check syncs at every operator that takes indices.
-    And cuDNN spends some 30 ms planning for each new length of a segment, which made-up items are full of.
+    And cuDNN spends some 30 ms planning for each new length of a segment, which synthetic items are full of.
 
     Attributes:
         has_indices: True if some operator took indices.

@@ -1,4 +1,4 @@
-"""Agreement of ranks that share a module, during captures."""
+"""Consensus of ranks that share a module, during captures."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -27,7 +27,7 @@ class Failure(NamedTuple):
         return cls(error, "memory" if is_out_of_memory(error) else "other")
 
 
-class Attempt:
+class Outcome:
     """An attempt that all ranks make: `failure` is set if it failed on any of them."""
 
     def __init__(self) -> None:
@@ -48,8 +48,8 @@ class Attempt:
             del failure  # or the error would refer to itself
 
 
-class Agreement:
-    """The agreement of one process with itself. `TensorParallelEncoder` replaces it by the agreement of its ranks.
+class Consensus:
+    """The consensus of one process with itself. `TensorParallelEncoder` replaces it by the consensus of its ranks.
 
     Attributes:
         alone: True for one process.
@@ -58,22 +58,22 @@ class Agreement:
     alone = True
 
     @contextmanager
-    def attempt(self) -> Iterator[Attempt]:
+    def collective_try(self) -> Iterator[Outcome]:
         """Run the block on every rank. An error in it ends the block, on all ranks with the same kind of failure."""
-        attempt = Attempt()
+        outcome = Outcome()
         try:
-            yield attempt
+            yield outcome
         except Exception as error:
-            attempt.failure = Failure.of(error)
+            outcome.failure = Failure.of(error)
 
     def must(self, run: Callable[[], Value]) -> Value:
         """Run a function on every rank. An error on any rank raises on all."""
-        with self.attempt() as attempt:
+        with self.collective_try() as outcome:
             value = run()
-        attempt.check()
+        outcome.check()
         return value
 
-    def rehearsal(self) -> AbstractContextManager[Any]:
+    def dry_run(self) -> AbstractContextManager[Any]:
         """Return a context in which collectives run without other ranks, so that nobody waits for a rank that fails."""
         return nullcontext()
 
