@@ -18,10 +18,7 @@ class Encoder(torch.nn.Module):
 spec = vg.BufferSpec(
     rows=vg.inputs.Rows("x", shape=(64,)),  # the packed rows, and the shape of one row
     layout=vg.Lengths("lengths"),  # the items of a call: their lengths
-    buffers=[
-        vg.buffers.CuSeqlens(per="item"),
-        vg.buffers.MaxSeqlen(per="item"),
-    ],  # computed from the items, inside the graph
+    buffers=[vg.buffers.CuSeqlens(), vg.buffers.MaxSeqlen()],  # computed from the items, inside the graph
     outputs=vg.outputs.Rows(),  # one output row for each input row
 )
 

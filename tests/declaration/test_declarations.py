@@ -121,8 +121,8 @@ def test_all_declarations_of_the_public_face_are_tried():
     faces = [
         vg,
         *(
-            importlib.import_module(f"varlen_graphs.{room}")
-            for room in ("budgets", "buffers", "inputs", "layouts", "options", "outputs", "routing")
+            importlib.import_module(f"varlen_graphs.{package}")
+            for package in ("budgets", "buffers", "inputs", "layouts", "options", "outputs", "routing")
         ),
     ]
     public = {getattr(face, name) for face in faces for name in face.__all__}

@@ -145,7 +145,7 @@ def test_errors_of_collectives_are_those_of_the_group(group_of_one, error):
             alone(torch.randn(8, 8), lengths=[8])
 
 
-def test_a_rehearsal_needs_no_other_rank(group_of_one):
+def test_a_dry_run_needs_no_other_rank(group_of_one):
     """Of no group that there is: nothing is sent."""
     collectives = torch.ops._c10d_functional
     x = torch.randn(4, 6)

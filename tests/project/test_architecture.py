@@ -84,7 +84,7 @@ def trees(*folders):
 
 def test_few_files_lie_at_the_top_level():
     files = sorted(file.name for file in PACKAGE.glob("*.py"))
-    assert len(files) <= MOST_FILES_AT_THE_TOP, f"{files}: {MOST_FILES_AT_THE_TOP} at most; put others into a room"
+    assert len(files) <= MOST_FILES_AT_THE_TOP, f"{files}: {MOST_FILES_AT_THE_TOP} at most; put others into a package"
 
 
 def test_no_two_classes_have_one_name():
@@ -101,12 +101,13 @@ def test_no_two_classes_have_one_name():
     assert not twice, f"several classes of one name: {twice}"
 
 
-def test_every_room_says_what_it_is_for():
-    rooms = {file.parent for file in PACKAGE.rglob("*.py")}
+def test_every_package_says_what_it_is_for():
+    packages = {file.parent for file in PACKAGE.rglob("*.py")}
     silent = [
-        str(room.relative_to(PACKAGE))
-        for room in rooms
-        if not (room / "__init__.py").exists() or not ast.get_docstring(ast.parse((room / "__init__.py").read_text()))
+        str(package.relative_to(PACKAGE))
+        for package in packages
+        if not (package / "__init__.py").exists()
+        or not ast.get_docstring(ast.parse((package / "__init__.py").read_text()))
     ]
     assert not silent, f"folders without a docstring in __init__.py: {silent}"
 
@@ -153,7 +154,7 @@ def private_uses(tree):
             yield from ((node.lineno, name.name) for name in node.names if PRIVATE.fullmatch(name.name))
         elif isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")).endswith("attr"):
             strings = (one.value for one in node.args[:2] if isinstance(one, ast.Constant))
-            for string in strings:  # monkeypatch.setattr("varlen_graphs.room._name", ...), getattr(x, "_name")
+            for string in strings:  # monkeypatch.setattr("varlen_graphs.package._name", ...), getattr(x, "_name")
                 last = str(string).rpartition(".")[2]
                 if PRIVATE.fullmatch(last) and last not in FOREIGN_NAMES:
                     yield node.lineno, ast.unparse(node)
