@@ -16,7 +16,7 @@ from varlen_graphs.declaration.call import Call
 from varlen_graphs.errors import InputError
 from varlen_graphs.graphs.padding_values import poison_floating, repeat_entries
 from varlen_graphs.graphs.pinned_ring import PinnedRing
-from varlen_graphs.graphs.row_source import NOWHERE, RowSource, Source, address_of_sizes
+from varlen_graphs.graphs.row_source import NO_ROWS, RowPointer, RowSource, address_of_sizes
 from varlen_graphs.graphs.static_inputs import StaticInputs
 from varlen_graphs.layouts.item_slice import ItemSlice
 from varlen_graphs.layouts.item_table import ItemTable
@@ -27,7 +27,7 @@ from varlen_graphs.layouts.samples import sample_item
 HEADER = 5
 """Number of integers that come first; see `Arena.header`."""
 
-FRONT = HEADER + len(NOWHERE) + 2
+FRONT = HEADER + len(NO_ROWS) + 2
 """Number of integers in front of the item table: even, because Triton compiles kernels anew for other addresses."""
 
 PROBE_ROWS = 16
@@ -199,7 +199,7 @@ class Arena:
         self,
         layout: Layout,
         budget: Budget,
-        source: Source = NOWHERE,
+        pointer: RowPointer | None = None,
         sizes: Sizes = (),
         padded: Sequence[int] = (),
     ) -> None:
@@ -208,11 +208,11 @@ class Arena:
         Args:
             layout: The items.
             budget: Budget of the replay.
-            source: Where the rows lie that the graph copies.
+            pointer: Where the rows lie that the graph copies; `None` if it copies none.
             sizes: For a batch that is packed on the way: sizes of its items; see `gather_indices`.
             padded: The size to which these are padded.
         """
-        self._load_items(layout, source, sizes, padded)
+        self._load_items(layout, pointer, sizes, padded)
         before, self.loading = self.loading, True
         try:
             for buffer in self._spec.host_buffers:
@@ -230,7 +230,7 @@ class Arena:
         return gather_indices
 
     def load_table(
-        self, description: Mapping[str, Any], call: int, items: int, active: int, source: Source = NOWHERE
+        self, description: Mapping[str, Any], call: int, items: int, active: int, pointer: RowPointer | None = None
     ) -> None:
         """Load the items of one replay from tensors on the device, for the graph to check. No sync.
 
@@ -241,7 +241,7 @@ class Arena:
             call: Number of this call among those of its kind.
             items: Number of items.
             active: Number of their rows.
-            source: As for `load_layout`.
+            pointer: As for `load_layout`.
 
         Raises:
             InputError: The memory of one of them was freed.
@@ -255,7 +255,7 @@ class Arena:
         for at, column in enumerate(layout.columns, start=3):
             self.table[:items, at].copy_(description[column.name])
         padding = len(self.rows) if self.keeps_padding else active
-        self.ring.upload(array("q", (call, items, active, 1, address, *source, padding, 0)), self._front)
+        self.ring.upload(array("q", (call, items, active, 1, address, *(pointer or NO_ROWS), padding, 0)), self._front)
 
     def probes(self) -> list[tuple[Tensor, ItemTable, dict[str, Tensor]]]:
         """Return one item of some 32 rows, and a few of half as many, without padding; host buffers hold their pads.
@@ -303,11 +303,11 @@ class Arena:
             self._host[buffer.name].fill_(buffer.pad)
 
     def _load_items(
-        self, layout: Layout, source: Source = NOWHERE, sizes: Sizes = (), padded: Sequence[int] = ()
+        self, layout: Layout, pointer: RowPointer | None = None, sizes: Sizes = (), padded: Sequence[int] = ()
     ) -> None:
         active = layout.total
         padding = len(self.rows) if self.keeps_padding else active
-        values = array("q", (0, len(layout.items), active, 0, 0, *source, padding, 0))
+        values = array("q", (0, len(layout.items), active, 0, 0, *(pointer or NO_ROWS), padding, 0))
         values.extend(chain.from_iterable(layout.items))
         values += self._padding[len(values) - FRONT :]  # of the whole table: no budget needs a slice of its own
         if padded and has_padding(active, len(layout), padded):

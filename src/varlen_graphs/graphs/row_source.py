@@ -17,11 +17,11 @@ from varlen_graphs.watch.leaves import PLAIN_TENSORS
 UNIT = 8
 """Graphs read memory in units of so many bytes, from addresses that are multiples of that."""
 
-Source = tuple[int, int, int]
+RowPointer = tuple[int, int, int]
 """Address of rows, their number, and 1 if they are those at indices; see `kernels.copy_rows.reference.copy_rows`."""
 
-NOWHERE: Source = (0, 0, 0)
-"""No rows for a graph to copy."""
+NO_ROWS: RowPointer = (0, 0, 0)
+"""What the memory holds where a graph copies no rows."""
 
 
 def address_of_sizes(sizes: Tensor) -> int:
@@ -55,8 +55,8 @@ class RowSource:
         self._gaps = extent.gaps
         self._copies = len(extent.dims) == 1 and not (extent.gaps or self._row_bytes % UNIT) and self._row_bytes > 0
 
-    def of(self, call: Call, slices: Sequence[tuple[ItemSlice, ItemSlice]]) -> Source:
-        """Return where the rows of a replay lie; `NOWHERE` if its graph cannot copy them as they are.
+    def of(self, call: Call, slices: Sequence[tuple[ItemSlice, ItemSlice]]) -> RowPointer | None:
+        """Return where the rows of a replay lie; `None` if its graph cannot copy them as they are.
 
         Args:
             call: The call, which keeps the memory until the replay is queued.
@@ -69,7 +69,7 @@ class RowSource:
         address, count = rows.data_ptr(), here.rows
         if address == rows.storage_offset() * rows.itemsize:  # there is no memory
             check_not_freed(rows, "the rows")
-            return NOWHERE
+            return None
         if (
             not self._copies
             or len(slices) > 1
@@ -82,11 +82,11 @@ class RowSource:
             or address % UNIT
             or address in self._static
         ):
-            return NOWHERE
+            return None
         if call.to_pack:
             return address, count, int(has_padding(count, len(call.sizes), call.padded))
         if there.row + count > rows.shape[0]:  # never reads past the rows, whatever the slices
-            return NOWHERE
+            return None
         return address + self._row_bytes * there.row, count, 0
 
     def copy(self, most: int) -> None:

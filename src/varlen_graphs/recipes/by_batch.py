@@ -24,7 +24,7 @@ from varlen_graphs.outputs.entries import Rows
 from varlen_graphs.outputs.parts import flatten
 from varlen_graphs.recipes.fixed_sizes import INPUTS, Shape, item_shapes, optional_inputs, required_inputs
 from varlen_graphs.recipes.inspection import RUN_ERRORS, declare, itself, never_reads
-from varlen_graphs.recipes.modes.kept_tables import KeptTable, kept_tables, reads_copies, why_changed
+from varlen_graphs.recipes.modes.cached_tables import CachedTable, cached_tables, reads_copies, why_changed
 from varlen_graphs.recipes.modes.skip_mask_checks import keeps_masks
 from varlen_graphs.recipes.rounding import rounding
 from varlen_graphs.recipes.towers import check_loaded, device_of
@@ -76,7 +76,7 @@ def by_batch(
     """
     check_loaded(tower)
     try:
-        tables = [*kept_tables(tower, device_of(tower))]
+        tables = [*cached_tables(tower, device_of(tower))]
         batched = _Batched(Shadow(tower).module, tables, shape, inputs, normalize)
         spec = _declare(batched)
     except (VarlenGraphsError, *RUN_ERRORS) as error:
@@ -96,7 +96,7 @@ class _Batched:
     """
 
     def __init__(
-        self, tower: nn.Module, tables: list[KeptTable], shape: Sequence[int] | None, inputs: Sequence[PerItem],
+        self, tower: nn.Module, tables: list[CachedTable], shape: Sequence[int] | None, inputs: Sequence[PerItem],
         normalize: Normalize | None,
     ) -> None:  # fmt: skip
         self.tower = tower

@@ -204,7 +204,7 @@ class _Ids(nn.Module):
 def row_positions(embeddings: Any, size: int) -> Tensor:
     """Return the position ids that embeddings give to one row of `size` patches, int64 `[size]` on the CPU.
 
-    Runs their own forward, on their device and in their dtype, with stand-ins for both of their submodules: versions of
+    Runs their own forward, on their device and in their dtype, with proxies for both of their submodules: versions of
     transformers compute the ids differently, and some in the dtype of the pixels.
     """
     patch, weight = embeddings.patch_size, next(embeddings.parameters())

@@ -24,7 +24,6 @@ from varlen_graphs.errors import CaptureError, InputError, LayoutError, SpecErro
 from varlen_graphs.graphs.capturer import CaptureInputs
 from varlen_graphs.graphs.forward import MODULE, Reference
 from varlen_graphs.graphs.graph_set import GraphSet
-from varlen_graphs.graphs.row_source import NOWHERE
 from varlen_graphs.graphs.store import GraphStore, Usable
 from varlen_graphs.inputs.extra import PerItem
 from varlen_graphs.layouts.item_slice import ItemSlice
@@ -236,12 +235,12 @@ class Executor:
                 if budget is None:
                     outputs = self._run_eager(call, batch, slices, graphs.refused)
                 else:
-                    source = arena.source.of(call, slices)
-                    active = items.load(arena, batch, source)
+                    pointer = arena.source.of(call, slices)
+                    active = items.load(arena, batch, pointer)
                     gather_indices = arena.gather_indices(call) if packs_in_place else None
                     if self.spec.inputs:
                         arena.load_inputs(call, slices, budget, gather_indices)
-                    if source is NOWHERE:
+                    if pointer is None:
                         arena.load_rows(call, slices, budget, gather_indices)
                     outputs = graphs.replay(budget)
                     if graphs.fallback_budget is None:

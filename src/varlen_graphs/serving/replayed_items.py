@@ -9,7 +9,7 @@ from varlen_graphs.capture.stream_order import current_stream
 from varlen_graphs.declaration.call import Call
 from varlen_graphs.graphs.arena import Arena
 from varlen_graphs.graphs.gpu_checks import GpuChecks
-from varlen_graphs.graphs.row_source import NOWHERE, Source
+from varlen_graphs.graphs.row_source import RowPointer
 from varlen_graphs.layouts.item_slice import ItemSlice
 from varlen_graphs.layouts.items import Layout
 from varlen_graphs.layouts.packed_batch import Sizes
@@ -43,11 +43,11 @@ class HostItems:
             return self._all
         return batch.slices(self.layout, self.everything)
 
-    def load(self, arena: Arena, batch: ReplayBatch, source: Source = NOWHERE) -> int:
+    def load(self, arena: Arena, batch: ReplayBatch, pointer: RowPointer | None = None) -> int:
         """Copy the items of a replay batch into the arena; return their rows. Queued on the current stream; no sync."""
         assert batch.budget is not None  # noqa: S101 - batches without a budget run eager
         part = self.layout if len(batch.items) == len(self.layout.items) else batch.layout(self.layout)
-        arena.load_layout(part, batch.budget, source, *self._batch)
+        arena.load_layout(part, batch.budget, pointer, *self._batch)
         return part.total
 
 
@@ -76,13 +76,13 @@ class DeviceItems:
         """Return the slices of the rows and items of a replay batch in the call and in its replay."""
         return [(self.everything, self.everything)]
 
-    def load(self, arena: Arena, batch: ReplayBatch, source: Source = NOWHERE) -> int:
+    def load(self, arena: Arena, batch: ReplayBatch, pointer: RowPointer | None = None) -> int:
         """Copy the items into the arena; return their rows. Queued on the current stream; no sync."""
         assert batch.budget is not None  # noqa: S101 - batches without a budget run eager
         self._checks.calls += 1
         self._number = self._checks.calls
         _, rows, _, items, *_ = self.everything
-        arena.load_table(self._description, self._number, items, rows, source)
+        arena.load_table(self._description, self._number, items, rows, pointer)
         return rows
 
     def finish(self, wait: bool) -> None:

@@ -12,7 +12,7 @@ import varlen_graphs as vg
 from tests.support.multimodal import random, tower_model
 from tests.support.towers import distance, equal_bits
 from varlen_graphs.recipes.inspection import itself
-from varlen_graphs.recipes.modes.kept_tables import kept_tables, reads_copies, why_changed
+from varlen_graphs.recipes.modes.cached_tables import cached_tables, reads_copies, why_changed
 from varlen_graphs.watch.rules_mode import CaptureRulesMode
 
 META = torch.device("meta")
@@ -22,7 +22,7 @@ PATH = "embeddings.position_embeddings was changed"
 def video(device="cpu"):
     """Return VideoMAE, its tables on the host, and a function of it that reads copies of these."""
     tower = tower_model("VideoMAEModel").to(device)
-    tables = [*kept_tables(tower, META)]
+    tables = [*cached_tables(tower, META)]
     assert [table.path for table in tables] == ["embeddings.position_embeddings"]
     return tower, tables, reads_copies(tables, itself(tower.forward))
 
@@ -48,10 +48,10 @@ def test_other_host_tensors_are_still_refused():
 
 def test_towers_on_the_host_and_registered_buffers_have_no_tables():
     tower, tables, _ = video()
-    assert not [*kept_tables(tower, torch.device("cpu"))]
+    assert not [*cached_tables(tower, torch.device("cpu"))]
     tower.embeddings.position_embeddings = None
     tower.embeddings.register_buffer("table", tables[0].tensor)
-    assert not [*kept_tables(tower, META)]
+    assert not [*cached_tables(tower, META)]
 
 
 def replace(tower):

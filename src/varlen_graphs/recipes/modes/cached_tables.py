@@ -13,7 +13,7 @@ from varlen_graphs.buffers.device_constants import DeviceConstants
 from varlen_graphs.watch.copies import MOVES
 
 
-class KeptTable(NamedTuple):
+class CachedTable(NamedTuple):
     """Host tensor in a plain attribute, and how often it had been written when it was found."""
 
     path: str
@@ -27,7 +27,7 @@ class KeptTable(NamedTuple):
         return self.holder.get(self.name) is self.tensor and self.tensor._version == self.version
 
 
-def kept_tables(tower: nn.Module, device: torch.device) -> Iterator[KeptTable]:
+def cached_tables(tower: nn.Module, device: torch.device) -> Iterator[CachedTable]:
     """Yield the host tensors that a tower on another device keeps in plain attributes.
 
     Registered buffers move with their module, and are none of these.
@@ -36,10 +36,10 @@ def kept_tables(tower: nn.Module, device: torch.device) -> Iterator[KeptTable]:
         for name, value in vars(part).items():
             if isinstance(value, Tensor) and value.device.type == "cpu" and not value.is_inference():
                 path = f"{prefix}.{name}" if prefix else name
-                yield KeptTable(path, vars(part), name, value, value._version)
+                yield CachedTable(path, vars(part), name, value, value._version)
 
 
-def reads_copies(tables: list[KeptTable], run: Callable[..., Any]) -> Callable[..., Any]:
+def reads_copies(tables: list[CachedTable], run: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function of a tower as `run` is, in which tables are copied to the device before the first capture."""
     # A list of its own: the search for the owners of what graphs read finds the copies in it.
     copies = [DeviceConstants(partial(_storage_of, table.tensor)) for table in tables]
@@ -53,7 +53,7 @@ def reads_copies(tables: list[KeptTable], run: Callable[..., Any]) -> Callable[.
     return function
 
 
-def why_changed(tables: list[KeptTable], tower: nn.Module) -> str | None:
+def why_changed(tables: list[CachedTable], tower: nn.Module) -> str | None:
     """Return why calls must run eager: a table is no longer the one that graphs have a copy of."""
     changed = [table.path for table in tables if not table.is_unchanged()]
     return f"{changed[0]} was changed after it was copied to the device; wrap the model again" if changed else None
