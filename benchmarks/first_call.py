@@ -54,7 +54,7 @@ def measure(size: str) -> dict[str, Any]:
         return time.perf_counter() - start
 
     first = seconds(0)
-    parts = dict(encoder.executor.store.capturer.seconds)
+    parts = dict(encoder.executor.store.seconds)
     new = [seconds(at) for at in range(1, len(layouts))]
     graphs = len(encoder.executor.store)
     again = [seconds(at) for at in range(1, len(layouts))]

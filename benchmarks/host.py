@@ -116,7 +116,7 @@ def check(output: torch.Tensor, expected: torch.Tensor, allowed: float) -> None:
 
 def guards(encoder: Any) -> float:
     """Microseconds a call takes to look whether what its graph reads is where it was, and the process the same."""
-    guard, pool, number = encoder.executor.store.capturer.dependencies.guard, encoder.pool, 2000
+    guard, pool, number = encoder.executor.store.guard, encoder.pool, 2000
 
     def look() -> None:
         guard.find_change_sampled()

@@ -27,7 +27,7 @@ def timed_capture(tower: Any, prove: bool) -> dict[str, float]:
     encoder.capture()
     torch.cuda.synchronize()
     total = time.perf_counter() - start
-    seconds = {PARTS[part]: took for part, took in encoder.executor.store.capturer.seconds.items()}
+    seconds = {PARTS[part]: took for part, took in encoder.executor.store.seconds.items()}
     assert not encoder.executor.store.sets[0].refused, "the proof has failed"  # noqa: S101
     encoder.release()
     return {"total_s": total, **seconds}

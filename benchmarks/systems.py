@@ -289,7 +289,7 @@ def capture_ladder(tower: Any, budgets: Any, **options: Any) -> tuple[vg.Graphed
     torch.cuda.synchronize()
     warm = time.perf_counter() - start
     collect()
-    seconds = encoder.executor.store.capturer.seconds  # of the second capture; `encoder.report()` has them as text
+    seconds = encoder.executor.store.seconds  # of the second capture; `encoder.report()` has them as text
     compiled = encoder.executor.forward.compiled
     return encoder, {
         **({"compile_s": compiled.seconds} if compiled else {}),

@@ -256,7 +256,7 @@ class GraphedEncoder(nn.Module):
         """
         self.pool.synchronize()
         self.executor.begin()
-        if (checks := self.executor.store.capturer.checks) is not None:
+        if (checks := self.executor.store.checks) is not None:
             checks.raise_finding()
         with self.pool.exclusive(), self.pool.order:
             self.executor.store.check_memory()

@@ -109,10 +109,10 @@ class Stats:
             self.rows += active
             self.padding += budget.rows - active
 
-    def count_exact(self, fallback_budget: Budget, active: int) -> None:
+    def count_exact(self, fallback: Budget, active: int) -> None:
         """Count a replay of a graph of exactly the size of a call, which would have used this budget without it."""
         with self._lock:
-            self.exact[fallback_budget] += 1
+            self.exact[fallback] += 1
             self.rows += active
 
     def count_check(self, budget: Budget, right: bool, against: str) -> None:

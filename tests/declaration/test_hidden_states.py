@@ -23,7 +23,7 @@ from tests.support.hidden_states import (
     tower_of,
 )
 from tests.support.towers import distance, equal_bits, original_of, pixels, qwen2_tower
-from varlen_graphs.graphs.capturer import MOST_SETS, TOO_MANY_SETS
+from varlen_graphs.graphs.store import MOST_SETS, TOO_MANY_SETS
 
 LAYOUTS = [[128], [1], [30, 2, 40], [5, 5]]
 CALLS = [{}, {"output_hidden_states": True}, {"output_hidden_states": False}, {"output_hidden_states": None}]

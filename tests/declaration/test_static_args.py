@@ -18,7 +18,7 @@ import varlen_graphs as vg
 from tests.support.encoders import encoder_of, rows_for
 from tests.support.towers import distance
 from varlen_graphs.declaration.static_args import ChangeableError, json_static_args, static_key
-from varlen_graphs.graphs.capturer import MOST_SETS, TOO_MANY_SETS
+from varlen_graphs.graphs.store import MOST_SETS, TOO_MANY_SETS
 
 
 class Kind(enum.Enum):

@@ -29,9 +29,7 @@ def clock(monkeypatch):
 def measured(encoder):
     (graphs,) = encoder.executor.store.sets
     with torch.no_grad():
-        return timing.measure(
-            graphs, encoder.executor.forward, encoder.budgets, {}, held=64 << 10, consensus=Consensus()
-        )
+        return timing.measure(graphs, encoder.executor.forward, encoder.budgets, held=64 << 10)
 
 
 def test_a_graph_is_launched_once_before_it_is_timed(clock):
@@ -55,7 +53,7 @@ def test_budgets_that_come_later_are_timed_alone(clock):
     (graphs,) = encoder.executor.store.sets
     clock.clear()
     with torch.no_grad():
-        costs = timing.measure(graphs, encoder.executor.forward, [more], {}, 64 << 10, Consensus(), first)
+        costs = timing.measure(graphs, encoder.executor.forward, [more], 64 << 10, first)
     assert len(clock) == 1 + 2
     assert costs.replays == {**first.replays, more: 1.0}
     assert (costs.host, costs.per_square, costs.bytes_per_row) == (30.0, first.per_square, first.bytes_per_row)
@@ -74,7 +72,7 @@ def test_what_a_row_takes_is_of_the_largest_graph_there_was(clock):
 
     def bytes_per_row(budget):
         with torch.no_grad():
-            costs = timing.measure(graphs, encoder.executor.forward, [budget], {}, 512 * 1000, Consensus(), known)
+            costs = timing.measure(graphs, encoder.executor.forward, [budget], 512 * 1000, known)
         assert costs.replays.keys() == known.replays.keys() | {budget}
         return costs.bytes_per_row
 

@@ -9,7 +9,7 @@ from torch import nn
 import varlen_graphs as vg
 from tests.support.batches import SPEC, FixedSize, check_batch_contract, images
 from tests.support.towers import distance, equal_bits
-from varlen_graphs.graphs.capturer import MOST_SETS
+from varlen_graphs.graphs.store import MOST_SETS
 
 
 def encoder_of_batches(budgets=(1, 2, 4, 8), spec=SPEC, module=None, **options):

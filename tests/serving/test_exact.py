@@ -29,15 +29,22 @@ def exact(lengths):
 
 def make_wrong(encoder, monkeypatch):
     """Let the only graph of an exact size give wrong outputs."""
-    (graphs,) = encoder.executor.store.capturer.exact.values()
-    (graph,) = graphs
+    (graphs,) = encoder.executor.store.sets
+    (size,) = graphs.exact
+    graph = graphs[size]
     right = graph.replay
     monkeypatch.setattr(graph, "replay", lambda: (right(), graph.outputs[0].add_(1)))
 
 
+def exact_bytes(encoder):
+    """Return the bytes of graphs of exact sizes."""
+    (graphs,) = encoder.executor.store.sets
+    return sum(graphs.bytes()[size] for size in graphs.exact)
+
+
 def sizes(encoder):
     """Return the sizes that have a graph."""
-    return sorted(size for (_, size), graphs in encoder.executor.store.capturer.exact.items() if graphs)
+    return sorted(size for _, size in encoder.executor.store.exact)
 
 
 def call(encoder, lengths, times=1):
@@ -248,7 +255,8 @@ def test_the_size_of_a_budget_needs_no_graph_of_its_own():
     assert encoder.capture_pending(None) == [exact([32])]
     encoder.add_budget(exact([32]))
     call(encoder, [32])
-    assert encoder.stats.exact.total() == 1
+    assert sizes(encoder) == []
+    assert encoder.stats.exact.total() == 0
 
 
 def test_a_capture_inside_of_a_stage_is_refused_and_made_later():
@@ -385,7 +393,7 @@ def test_what_a_graph_held_goes_with_it():
     for length in range(10, 14):
         call(encoder, [length], times=4 * 2 ** (length - 10))
         assert encoder.capture_pending(None) == [exact([length])]
-        (graphs,) = encoder.executor.store.capturer.exact.values()
+        (graphs,) = encoder.executor.store.sets
         held.append(len(graphs.read))
     assert len({*held}) == 1
 
@@ -430,17 +438,17 @@ def test_budgets_that_lazy_calls_request_come_before_graphs_of_exact_sizes():
         return sorted(graphs.budgets)
 
     both = recurring().capture()
-    room = both.bytes() + both.executor.store.capturer.own_bytes()[LARGE]  # which an admission asks for
+    room = both.bytes() + both.executor.store.own_bytes()[LARGE]  # which an admission asks for
     assert captured(0) == captured(4) == BUDGETS
 
 
 def test_an_interrupt_leaves_no_size_out_and_no_graph_too_many(monkeypatch):
     encoder = recurring(most=1)
     call(encoder, [20], times=4)
-    capturer = encoder.executor.store.capturer
-    for name in ("prove", "capture"):
+    store = encoder.executor.store
+    for name in ("prove", "capture_exact"):
         with monkeypatch.context() as patch:
-            patch.setattr(capturer, name, interrupt)
+            patch.setattr(store, name, interrupt)
             with pytest.raises(KeyboardInterrupt):
                 encoder.capture_pending()
         assert sizes(encoder) == []
@@ -481,7 +489,7 @@ def test_the_budget_that_frequent_calls_would_use_is_not_evicted():
     encoder.capture_pending()
     call(encoder, [90], times=40)
     call(encoder, [50], times=10)
-    encoder.executor.store.limit.most = encoder.bytes() - 1 - encoder.executor.store.capturer.exact_bytes()
+    encoder.executor.store.limit.most = encoder.bytes() - 1 - exact_bytes(encoder)
     encoder.add_budget(vg.budgets.Budget(32, items=8))
     assert encoder.stats.evicted
     assert vg.budgets.Budget(96, items=8) not in encoder.disabled

@@ -22,7 +22,7 @@ from varlen_graphs.layouts.item_table import ItemTable
 from varlen_graphs.outputs.parts import Parts, SizeError, check_extents, clear_gaps, flatten
 from varlen_graphs.watch.lines import raising_line
 from varlen_graphs.watch.rules_mode import CaptureRulesMode
-from varlen_graphs.watch.shadow import Shadow, address_of
+from varlen_graphs.watch.shadow import address_of, held_by
 
 
 class BoundForward:
@@ -51,10 +51,8 @@ class BoundForward:
 
     def held(self) -> set[int]:
         """Return the addresses of the tensors that the module, and functions beside it, hold now."""
-        walk = Shadow(self._forward.module, ())
-        for name, value in self._forward.beside.items():
-            walk.of(value, name)
-        return {address_of(one.value) for one in walk.held if isinstance(one.value, Tensor)}
+        held = held_by(self._forward.module, self._forward.beside)
+        return {address_of(one.value) for one in held if isinstance(one.value, Tensor)}
 
     @property
     def compile_seconds(self) -> float | None:

@@ -4,7 +4,6 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -29,9 +28,7 @@ def measure(
     graphs: GraphSet,
     forward: Forward,
     budgets: Sequence[Budget],
-    static_args: dict[str, Any],
     held: int,
-    consensus: Consensus,
     known: Costs | None = None,
     replayed: bool = False,
 ) -> Costs:
@@ -46,28 +43,24 @@ def measure(
         graphs: The graphs to replay.
         forward: The forward to run eager.
         budgets: The budgets to time.
-        static_args: Static arguments of the graphs.
         held: Bytes that the graphs hold in their pool.
-        consensus: Ranks that share the module replay alike, and the times of the first one hold for all.
         known: Costs of budgets that were timed before; then only replays are timed.
         replayed: True if all graphs were replayed before: the first launch of a graph uploads it.
     """
     try:
         # The pool stays as large as the largest graph needed, which may have been timed before, or dropped.
         bytes_per_row = held / graphs.most_rows + graphs.arena.rows[0].nbytes
-        replays = _replays(graphs, forward.spec, budgets, consensus, replayed)
+        replays = _replays(graphs, forward.spec, budgets, replayed)
         if known is not None and known.measured:
             return known.with_more(replays, bytes_per_row)
-        host, factor = _eager(graphs, forward, replays, static_args, consensus)
+        host, factor = _eager(graphs, forward, replays)
         return Costs(replays, graphs.per_square, host, factor, bytes_per_row)
     except Exception as error:  # of the user's code, or the device's
         warn(f"budgets could not be timed, so calls are split by rows alone and always use graphs: {error}")
         return Costs.in_rows(budgets)
 
 
-def _replays(
-    graphs: GraphSet, spec: BufferSpec, budgets: Sequence[Budget], consensus: Consensus, replayed: bool
-) -> dict[Budget, float]:
+def _replays(graphs: GraphSet, spec: BufferSpec, budgets: Sequence[Budget], replayed: bool) -> dict[Budget, float]:
     """Return the milliseconds of a replay of each budget, without attention."""
     arena = graphs.arena
     if arena.rows.is_floating_point():
@@ -84,19 +77,17 @@ def _replays(
             arena.load_layout(samples[budget], budget)
             run = partial(graphs.replay, budget)
             launched = replayed or times[budget] < math.inf
-            times[budget] = min(times[budget], device_milliseconds(run, consensus, launched))
+            times[budget] = min(times[budget], device_milliseconds(run, graphs.consensus, launched))
     return {b: max(1e-6, times[b] - graphs.per_square * spec.usage.squares(samples[b])) for b in budgets}
 
 
-def _eager(
-    graphs: GraphSet, forward: Forward, replays: dict[Budget, float], static_args: dict[str, Any], consensus: Consensus
-) -> tuple[float, float]:
+def _eager(graphs: GraphSet, forward: Forward, replays: dict[Budget, float]) -> tuple[float, float]:
     """Return the host's milliseconds for a call, and the ratio of its cost to that of a graph of its size."""
     spec = forward.spec
 
     def run(sample: Layout, budget: Budget, times: int) -> float:
-        call = graphs.arena.call(sample, budget, static_args)
-        return host_milliseconds(partial(forward.exact, call), consensus, times)
+        call = graphs.arena.call(sample, budget, graphs.inputs.static_args)
+        return host_milliseconds(partial(forward.exact, call), graphs.consensus, times)
 
     smallest, largest = min(replays), max(replays)
     whole = spec.sample(largest)

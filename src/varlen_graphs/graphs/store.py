@@ -1,27 +1,57 @@
-"""All graphs of an encoder and their static memory."""
+"""All graphs of an encoder, their static memory, and what they depend on."""
 
 import logging
-from collections.abc import Collection
-from typing import NamedTuple
+import time
+import weakref
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Sequence
+from typing import Any, NamedTuple
+
+import torch
 
 from varlen_graphs.budgets.budget import Budget
-from varlen_graphs.capture.memory import empty_cache
+from varlen_graphs.capture.consensus import Consensus
+from varlen_graphs.capture.memory import empty_cache, is_out_of_memory
 from varlen_graphs.capture.mode import Mode
-from varlen_graphs.capture.pool import Pool
+from varlen_graphs.capture.pool import Pool, on_device
+from varlen_graphs.checks.values import quoted
 from varlen_graphs.declaration.call import Call
-from varlen_graphs.declaration.static_args import StaticKey
-from varlen_graphs.errors import CaptureError, InputError, SpecError, StaleGraphError
+from varlen_graphs.declaration.static_args import StaticKey, static_key
+from varlen_graphs.errors import BudgetError, CaptureError, InputError, SpecError, StaleGraphError, counted, warn
+from varlen_graphs.graphs.allowance import Allowance
 from varlen_graphs.graphs.arena import Arena
-from varlen_graphs.graphs.capturer import CaptureInputs, Capturer, Key
+from varlen_graphs.graphs.cached_state import StateCheck
+from varlen_graphs.graphs.calibrate import measure
+from varlen_graphs.graphs.capture import GraphCapture, reason_of
 from varlen_graphs.graphs.forward import Forward
-from varlen_graphs.graphs.graph_set import GraphSet
+from varlen_graphs.graphs.gpu_checks import GpuChecks
+from varlen_graphs.graphs.graph_set import CaptureInputs, GraphSet
 from varlen_graphs.options.capture import Capture
 from varlen_graphs.routing.costs import Costs
-from varlen_graphs.routing.enabled import EnabledBudgets
+from varlen_graphs.routing.enabled import CAPTURE_FAILED, EnabledBudgets
 from varlen_graphs.routing.memory_limit import MemoryLimit
+from varlen_graphs.watch.attributes import AttributeSnapshot
+from varlen_graphs.watch.module_guard import ModuleGuard
+from varlen_graphs.watch.sharded import mesh_of
 from varlen_graphs.watch.slots import Change
 
 LOGGER = logging.getLogger("varlen_graphs")
+
+MANY_KEYS = 8
+"""Number of sets of static arguments at which a warning tells their price."""
+
+MOST_SETS = 16
+"""Number of sets of static arguments and adapters that calls capture; `encoder.capture(...)` captures any."""
+
+PER_CALL = "declare what changes from call to call by inputs=[vg.inputs.PerCall(...)] of the BufferSpec"
+
+TOO_MANY_SETS = "more sets of static arguments than calls capture"
+
+Key = tuple[StaticKey, Hashable]
+"""Key of a set of graphs: static arguments, and the active adapters."""
+
+Prove = Callable[[GraphSet, Sequence[Budget], StateCheck, Call | None], None]
+"""Compares new graphs of these budgets with eager runs on a shadow, on rows of a call, and refuses wrong ones."""
 
 
 class Usable(NamedTuple):
@@ -41,7 +71,7 @@ class Usable(NamedTuple):
 
 
 class GraphStore:
-    """One arena, and the graphs of each set of static arguments and adapters. Changed under the pool's lock only.
+    """The graphs of each set of static arguments and adapters, over one arena. Changed in the pool's turn only.
 
     Args:
         forward: The forward to capture.
@@ -53,7 +83,13 @@ class GraphStore:
 
     Attributes:
         forward, mode, pool, budgets, limit: As given.
-        capturer: Captures the graphs and holds them with the arena.
+        arenas: Static inputs of graphs by the shape of a row: one, unless items of a batch have several.
+        checks: Validates layouts on the GPU; kept when graphs are dropped.
+        guard: Compares memory and Python state with the last capture; `None` before the first.
+        consensus: Consensus with other ranks that capture the module.
+        prove: Proves new graphs; `None` trusts them.
+        seconds: Duration of each part of the first captures.
+        failure: Reason why the last capture gave no graph at all, if it did not.
         staged: True while a caller writes rows into the arena; only its own thread can interfere then.
         losses: Number of times that all graphs were dropped.
         lazy: True if calls never capture.
@@ -73,11 +109,21 @@ class GraphStore:
         self.pool = pool
         self.budgets = budgets
         self.limit = limit
-        self.capturer = Capturer(forward, mode, pool, budgets)
+        self.arenas: dict[tuple[int, ...], Arena] = {}
+        self.checks: GpuChecks | None = None
+        self.guard: ModuleGuard | None = None
+        self.consensus = Consensus()
+        self.prove: Prove | None = None
+        self.seconds: dict[str, float] = {}
+        self.failure: str | None = None
         self.staged = False
         self.losses = 0
         self.lazy, self._recapture = options.lazy, options.on_change == "recapture"
-        self._sets, self._inputs = self.capturer.sets, self.capturer.inputs
+        self._sets: dict[Key, GraphSet] = {}
+        self._allowance: Allowance | None = None
+        self._attributes: AttributeSnapshot | None = None  # as of the first capture
+        self._reported: set[str] = set()
+        self._warned_of_sets = False
 
     def __len__(self) -> int:
         return sum(map(len, self._sets.values()))
@@ -85,7 +131,7 @@ class GraphStore:
     @property
     def arena(self) -> Arena | None:
         """Static inputs of graphs, those of the first row shape; `None` before the first capture."""
-        return next(iter(self.capturer.arenas.values()), None)
+        return next(iter(self.arenas.values()), None)
 
     @property
     def sets(self) -> list[GraphSet]:
@@ -95,6 +141,11 @@ class GraphStore:
     def find(self, static_args: StaticKey) -> GraphSet | None:
         """Return the graphs for these static arguments, if there are any. Needs no turn of the pool."""
         return self._sets.get(self.key(static_args))
+
+    @property
+    def exact(self) -> list[tuple[Key, Budget]]:
+        """The sizes that have graphs of exactly them, with their keys."""
+        return [(key, size) for key, graphs in self._sets.items() for size in graphs.exact]
 
     def key(self, static_args: StaticKey) -> Key:
         """Return the key of the graphs for these static arguments."""
@@ -115,8 +166,7 @@ class GraphStore:
             self.check_not_staged()
         if (why := self.forward.verdict.changed_outside) is not None:
             raise CaptureError(f"{why}; encoder.release() tries again, once the module is as it should be")
-        guard = self.capturer.dependencies.guard
-        if guard is not None and (change := guard.find_change_sampled()):
+        if self.guard is not None and (change := self.guard.find_change_sampled()):
             self._handle(change)
         graphs, costs = self._sets.get((static_args, self.mode.adapters())), self.budgets.costs
         if graphs is None:
@@ -152,8 +202,7 @@ class GraphStore:
             CaptureError: No budget is enabled, or none could be captured.
             StaleGraphError: Memory that graphs read has changed, with `on_change="error"`.
         """
-        self.check_not_staged()
-        self.capturer.check_not_loading()
+        self.check_free()
         self.check_memory()
         key = self.key(self.forward.spec.key(inputs.static_args, inputs.row_shape))
         graphs, enabled = self._sets.get(key), self.budgets.enabled
@@ -166,13 +215,199 @@ class GraphStore:
         wanted = missing if requested is None else [b for b in missing if b in requested or b in first]
         if wanted:
             spare = [budget for budget in missing if budget not in wanted] if first else []
-            self.capturer.capture(key, inputs, wanted, spare, call=call)
+            self._capture(key, inputs, wanted, spare, call)
             if self.limit is not None:
                 self.limit.request(requested or (), calls)
             self._keep_to_limit()
 
+    def capture_exact(self, key: Key, size: Budget, fallback: Budget) -> None:
+        """Capture a graph for calls of exactly this size, beside those of the budgets; see `capture`.
+
+        It is neither timed nor disabled.
+
+        Args:
+            key: A key that has graphs.
+            size: The size.
+            fallback: The budget that such calls use without it.
+        """
+        self._capture(key, self._sets[key].inputs, [size], fallback=fallback)
+
+    def drop_exact(self, key: Key, size: Budget) -> None:
+        """Drop the graph of an exact size, once it has run."""
+        self.pool.synchronize()
+        self._sets[key].drop(size)
+
+    def _capture(
+        self,
+        key: Key,
+        inputs: CaptureInputs,
+        budgets: Sequence[Budget],
+        spare: Sequence[Budget] = (),
+        call: Call | None = None,
+        fallback: Budget | None = None,
+    ) -> None:
+        """Capture these budgets, which have no graph yet, guard what they read, prove and time them."""
+        backend = self.mode.backend(inputs.device)
+        assert backend is not None  # noqa: S101 - calls run eager without one
+        self._check_ranks()
+        self.mode.warn_of_training()
+        name, graphs = type(self.forward.module).__name__, self._sets.get(key)
+        is_first, is_new, start = not self._sets, graphs is None, time.perf_counter()
+        with self.pool.capturing(name), torch.inference_mode(False), torch.no_grad(), on_device(inputs.device):
+            if graphs is None:
+                graphs = self._new_set(inputs, timed=is_first)
+            self._attributes = self._attributes or AttributeSnapshot(self.forward.module)
+            self._allowance = self._allowance or Allowance(inputs.device)
+            capture = GraphCapture(
+                graphs, self.forward, self.mode, backend, call, fallback, self.budgets.defaults, self._allowance
+            )
+            try:
+                tried = capture.run(budgets, spare, self._attributes)
+            except Exception as error:
+                self.failure = reason_of(error) if is_first else self.failure
+                raise
+            self.failure = None
+            self._sets[key] = graphs
+            if graphs.arena not in self.arenas.values():
+                self.arenas = {**self.arenas, inputs.row_shape: graphs.arena}  # another thread may be reading them
+            captured = [budget for budget in tried if budget in graphs]
+            failed = {} if fallback else {one: graphs.failed[one] for one in tried if one in graphs.failed}
+            with graphs.dropped_on_error(tried):
+                if is_first:
+                    self.mode.hold_settings()
+                self._guard()
+                for budget, reason in failed.items():
+                    self.budgets.disable(budget, CAPTURE_FAILED, reason)
+                self.budgets.leave_out(capture.left_out)
+                if graphs.timed and not fallback:
+                    self.seconds = {} if is_first else self.seconds
+                    compiles = inputs.device.type == "cuda"  # the tape has no kernels
+                    self._count_seconds("captured, kernels compiled, in" if compiles else "captured in", start)
+                    if is_first and capture.compile_seconds is not None:
+                        self.seconds["torch.compile took of that"] = capture.compile_seconds
+                if self.prove is not None:
+                    start = time.perf_counter()
+                    self.prove(graphs, captured, capture.check, call)
+                    self._count_seconds("proven in", start)
+            if graphs.timed and not fallback:
+                self._time(graphs, [one for one in captured if one in graphs], capture.check.forward, is_first)
+        for budget, reason in failed.items():  # last, because a warning may be an error
+            warn(
+                f"the graph of {budget.rows} rows could not be captured, and the budget is disabled: other budgets "
+                f"take its calls, and what none of them holds runs eager; {reason}"
+            )
+        if is_new and len(self._sets) == MANY_KEYS:
+            advice = self.forward.spec.advice(PER_CALL, "pass the same values, or round them to a few")
+            warn(
+                f"{len(self._sets)} sets of static arguments were captured, the last with {inputs.static_args}: each "
+                f"takes time and memory; {advice}"
+            )
+
+    def _new_set(self, inputs: CaptureInputs, timed: bool) -> GraphSet:
+        spec = self.forward.spec
+        if self.checks is None or self.checks.device != inputs.device:
+            self.checks = GpuChecks(spec, inputs.device)
+        # All rows but those of a batch fit the first arena.
+        arena = self.arenas.get(inputs.row_shape) if spec.layout.one_row else self.arena
+        return GraphSet(inputs, arena or self._new_arena(inputs), self.checks, self.consensus, timed)
+
+    def _new_arena(self, inputs: CaptureInputs) -> Arena:
+        forward, (_, row_shape, device) = self.forward, inputs
+        dtypes = [forward.input_dtype(one) for one in forward.spec.inputs]
+        try:
+            arena = Arena(forward.spec, self.budgets.enabled, row_shape, forward.row_dtype, device, dtypes)
+        except (RuntimeError, MemoryError) as error:
+            if device.type == "cuda" or not is_out_of_memory(error):
+                raise
+            largest = max(self.budgets.enabled)
+            raise BudgetError(
+                f"no memory for the inputs of the largest budget, {largest} ({reason_of(error)}): expected budgets "
+                "for which there is memory; take the largest call that comes as the largest one"
+            ) from error
+        # Torch reuses pinned memory at once that it has not copied from itself, also after a capture that failed.
+        weakref.finalize(arena, self.pool.synchronize).atexit = False
+        return arena
+
+    def _guard(self) -> None:
+        """Watch all that graphs depend on; warn of what cannot be watched, and of what replays overwrite."""
+        forward, own = self.forward, set().union(*(graphs.own for graphs in self.sets))
+        read = [tensor for graphs in self.sets for tensor in graphs.read.values()]
+        if forward.compiled is not None:  # what compiled code reads is not seen
+            read += forward.module.buffers()
+        self.guard = ModuleGuard(forward.module, forward.beside, read, own, self._attributes)
+        unowned, kept = self.guard.unowned, self.kept_outside
+        if not self._reported.issuperset(unowned):
+            warn(
+                f"graphs read {counted(len(unowned), 'tensor')} that neither the module nor a part of it holds: "
+                f"{'; '.join(unowned)}; they are held, but if they are replaced later, graphs go on reading what is "
+                "held, and nothing reports it; register them, or the modules they belong to, as parts of the module"
+            )
+        if not self._reported.issuperset(kept):
+            warn(
+                f"something outside of the module keeps {counted(len(kept), 'tensor')} made while graphs were "
+                f"captured: {'; '.join(kept)}; replays overwrite this memory, and no graph can use it for "
+                "anything else; return what is needed as an output, and drop the rest"
+            )
+        self._reported = {*unowned, *kept}
+
+    @property
+    def kept_outside(self) -> list[str]:
+        """Descriptions of tensors that were made during captures and are still referenced."""
+        return [kept for graphs in self.sets for kept in graphs.kept_outside]
+
+    def _time(self, graphs: GraphSet, budgets: Sequence[Budget], forward: Forward, is_first: bool) -> None:
+        """Time replays of budgets whose costs are not known from an earlier run."""
+        before = self.budgets.known
+        budgets = [budget for budget in budgets if budget not in before]
+        if budgets and graphs.arena.rows.is_cuda:
+            start = time.perf_counter()
+            known = None if is_first and not before else self.budgets.measured
+            held, replayed = self.pool.bytes(), self.prove is not None
+            self.budgets.learn(measure(graphs, forward, budgets, held, known, replayed))
+            self._count_seconds("budgets timed in", start)
+        if (measured := self.consensus.same(self.budgets.measured)) is not None:
+            self.budgets.learn(measured)
+
+    def _count_seconds(self, part: str, start: float) -> None:
+        self.seconds[part] = self.seconds.get(part, 0.0) + time.perf_counter() - start
+
+    def _check_ranks(self) -> None:
+        module = self.forward.module
+        mesh = mesh_of(module)
+        if mesh is not None and mesh.size() > 1 and self.consensus.alone:
+            raise SpecError(
+                f"the weights of {type(module).__name__} are sharded over {mesh.size()} ranks, which must capture and "
+                "replay alike: make calls through vg.parallel.TensorParallelEncoder(encoder)"
+            )
+
+    def why_not(self, key: Key, static_args: dict[str, Any]) -> str | None:
+        """Return the reason why calls of this key capture nothing, and warn of it once; `None` if they may."""
+        if key in self._sets or len(self._sets) < MOST_SETS:
+            return None
+        if not self._warned_of_sets:
+            self._warned_of_sets = True
+            warn(
+                f"{len(self._sets)} sets of static arguments have graphs, and {type(self.forward.module).__name__} was "
+                f"called with another one: {self._what_varies(static_args)}. Such calls run eager, because each set "
+                f"takes time and memory; {self.forward.spec.advice(f'{PER_CALL}, or round it', 'round it')} to a few "
+                "values; encoder.capture(...) captures any set that calls should find"
+            )
+        return TOO_MANY_SETS
+
+    def _what_varies(self, static_args: dict[str, Any]) -> str:
+        """Describe the static argument with the most values so far."""
+        captured = [graphs.inputs.static_args for graphs in self._sets.values()]
+        values = {
+            name: {static_key({name: own[name]}) for own in captured if name in own and name in static_args}
+            for name in sorted(static_args)
+        }
+        name = max(values, key=lambda name: len(values[name]), default=None)
+        if name is None or len(values[name]) < 2:
+            return "its adapters, or the shape of its rows, changed"
+        return f"{name}={quoted(static_args[name])}, after {len(values[name])} other values"
+
     def add(self, budget: Budget) -> None:
-        """Add a budget, and capture it where there are graphs and calls do not wait for `capture_pending`.
+        """Add a budget, and capture it where there are graphs and calls do not wait for `capture_wanted`.
 
         If the arena lacks room, everything is recaptured in a larger one. After an error the budget is not there.
 
@@ -180,13 +415,14 @@ class GraphStore:
             SpecError: Other ranks share the module.
         """
         self._check_may_change()
+        self._drop_graphs([budget])  # one of exactly its size
         self.budgets.add(budget)
         try:
-            if not all(arena.holds(budget) for arena in self.capturer.arenas.values()):
+            if not all(arena.holds(budget) for arena in self.arenas.values()):
                 self._recapture_all()
-            for key, inputs in [] if self.lazy else [*self._inputs.items()]:
-                if self.budgets.enabled and self.can_capture(key, inputs):  # others wait for calls
-                    self.capture(inputs, [budget])
+            for key, graphs in [] if self.lazy else [*self._sets.items()]:
+                if self.budgets.enabled and self.can_capture(key, graphs.inputs):  # others wait for calls
+                    self.capture(graphs.inputs, [budget])
         except BaseException:
             self.drop(budget)
             raise
@@ -205,7 +441,7 @@ class GraphStore:
 
     def _check_may_change(self) -> None:
         self.check_not_staged()
-        if not self.capturer.consensus.alone:
+        if not self.consensus.alone:
             raise SpecError(
                 "the ranks of a TensorParallelEncoder have agreed on their budgets, which cannot change: make it of an "
                 "encoder with all budgets that calls need"
@@ -215,9 +451,9 @@ class GraphStore:
         """Evict budgets until graphs, arena and pool hold no more than the limit."""
         limit = self.limit
         if limit is not None and self.bytes() > limit.most:
-            self.capturer.drop_exact([*self.capturer.exact])
+            self._drop_graphs([size for _, size in self.exact])
         while limit is not None and len(self) and (held := self.bytes()) > limit.most:
-            evicted, shared_again = limit.evict(self.capturer.own_bytes(), held, self.pool.bytes() > 0, self.lazy)
+            evicted, shared_again = limit.evict(self.own_bytes(), held, self.pool.bytes() > 0, self.lazy)
             self._drop_graphs(evicted)
             if not self.budgets.enabled:
                 self._forget_all()
@@ -229,8 +465,8 @@ class GraphStore:
 
     def admits(self, budget: Budget, calls: float) -> bool:
         """Return True if a budget that so many recent calls requested is worth its memory."""
-        held = self.bytes() - self.capturer.exact_bytes()  # those make room
-        return self.limit is None or self.limit.admits(budget, calls, self.capturer.own_bytes(), held)
+        held = self.bytes() - sum(self._graph_bytes(exact=True).values())  # those make room
+        return self.limit is None or self.limit.admits(budget, calls, self.own_bytes(), held)
 
     def _drop_graphs(self, budgets: Collection[Budget]) -> None:
         self.pool.synchronize()
@@ -240,16 +476,28 @@ class GraphStore:
 
     def _recapture_all(self) -> None:
         """Capture all graphs again in new memory; graphs of another mode than the module's are dropped."""
-        before = [(key, inputs, self._sets[key].budgets) for key, inputs in self._inputs.items()]
+        before = [(key, graphs.inputs, graphs.budgets) for key, graphs in self._sets.items()]
         self._forget_all()
         for key, inputs, budgets in before:
             again = [one for one in self.budgets.enabled if one in budgets or one == self.budgets.enabled[-1]]
             if self.can_capture(key, inputs) and again:
-                self.capturer.capture(key, inputs, again)
+                self._capture(key, inputs, again)
 
     def bytes(self) -> int:
         """Return the bytes that graphs, arena and pool hold; of a shared pool, all of it."""
-        return self.capturer.bytes() + self.pool.bytes()
+        arenas = sum(tensor.nbytes for arena in self.arenas.values() for tensor in arena.memory)
+        own = self._graph_bytes(exact=False) + self._graph_bytes(exact=True)
+        return arenas + own.total() + self.pool.bytes()
+
+    def own_bytes(self) -> dict[Budget, int]:
+        """Return the bytes that the graphs of each budget take beside shared memory."""
+        return dict(self._graph_bytes(exact=False))
+
+    def _graph_bytes(self, exact: bool) -> Counter[Budget]:
+        own: Counter[Budget] = Counter()
+        for graphs in self.sets:
+            own.update({one: size for one, size in graphs.bytes().items() if (one in graphs.exact) == exact})
+        return own
 
     def check_memory(self) -> None:
         """Check that all memory that graphs read is unchanged since the capture; if not, graphs may be released.
@@ -257,7 +505,7 @@ class GraphStore:
         Raises:
             StaleGraphError: It has changed, with `on_change="error"`.
         """
-        if (guard := self.capturer.dependencies.guard) is not None and (change := guard.find_change()):
+        if self.guard is not None and (change := self.guard.find_change()):
             self._handle(change)
 
     def _handle(self, change: Change) -> None:
@@ -285,14 +533,30 @@ class GraphStore:
     def _forget_all(self) -> None:
         self.pool.synchronize()
         self.losses += 1
-        self.capturer.forget()
+        for graphs in self.sets:
+            graphs.clear()  # whoever still has them does not keep the memory
+        self._sets.clear()
+        self.arenas = {}
+        self.guard = self._attributes = self._allowance = None
+        self.mode.forget_settings()
 
     def poison(self) -> None:
         """Overwrite the arena's floating rows and the pool with NaN."""
         self.check_not_staged()
-        for arena in self.capturer.arenas.values():
+        for arena in self.arenas.values():
             arena.poison()
         self.pool.poison()
+
+    def check_free(self) -> None:
+        """Check that this thread neither stages rows nor computes a host buffer for a call, which a capture overwrites.
+
+        Raises:
+            InputError: It does.
+        """
+        self.check_not_staged()
+        for arena in self.arenas.values():
+            if arena.loading:
+                arena.raise_loading()
 
     def check_not_staged(self) -> None:
         """Check that this thread is not writing rows into the arena.

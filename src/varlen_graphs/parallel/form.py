@@ -73,9 +73,10 @@ def learn_form(executor: Executor, few: Call) -> Parts:
 
 
 def _check_keeps_nothing(executor: Executor, few: Call) -> None:
-    check = StateCheck(executor.forward, runs_of(replace(few, padded=())))
+    runs = runs_of(replace(few, padded=()))
+    check = StateCheck(executor.forward, runs, lambda forward: runs(forward)(2))
     try:
-        check.begin()
+        check.begin(None, is_first=False)
         if (evidence := check.find_evidence()) is not None:
             raise CaptureError(evidence)
     except CaptureError as error:

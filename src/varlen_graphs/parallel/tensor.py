@@ -137,7 +137,7 @@ class TensorParallelEncoder:
         check_same(budgets)
         store = encoder.executor.store
         encoder.costs, store.budgets.known = consensus.same((encoder.costs, store.budgets.known))
-        store.capturer.consensus = consensus
+        store.consensus = consensus
 
     @property
     def module(self) -> nn.Module:

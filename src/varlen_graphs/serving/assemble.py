@@ -1,5 +1,6 @@
 """The parts of an encoder, made from its options."""
 
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any, get_args
@@ -98,7 +99,8 @@ def assemble(
     verification = InService(verify) if verify.prove or verify.calls else None
     executor = Executor(signature, mode, router, store, stats, layouts=layouts, verification=verification)
     executor.exact = queue.exact
-    store.capturer.prove = partial(check_graphs, executor, verify) if verify.prove else None
+    if verify.prove:
+        store.prove = partial(check_graphs, weakref.proxy(executor), verify)  # which holds the store
     identity = capture.compile, method, getattr(forward, "__qualname__", None)
     warm_start = WarmStart(executor, identity, capture)
     warm_start.load()

@@ -7,9 +7,9 @@ from varlen_graphs.budgets.budget import Budget
 from varlen_graphs.capture.memory import forget_frames
 from varlen_graphs.declaration.call import Call
 from varlen_graphs.errors import VerificationError, warn
-from varlen_graphs.graphs.capturer import Size
-from varlen_graphs.graphs.graph_set import reason_of
-from varlen_graphs.graphs.store import GraphStore, Usable
+from varlen_graphs.graphs.capture import reason_of
+from varlen_graphs.graphs.graph_set import GraphSet
+from varlen_graphs.graphs.store import GraphStore, Key
 from varlen_graphs.layouts.usage import Usage
 from varlen_graphs.routing.packing import ReplayBatch, cheapest
 from varlen_graphs.routing.recent import RECENT
@@ -20,6 +20,9 @@ LEAST_CALLS = 4
 
 MUCH_MORE = 2
 """Ratio of calls of late at which a size takes the place of another one's graph."""
+
+Size = tuple[Key, Budget]
+"""The exact size of calls, and the key of the graphs that they use."""
 
 
 class ExactGraphs:
@@ -44,18 +47,17 @@ class ExactGraphs:
         self._left_out: set[Size] = set()
         self._losses = 0
 
-    def route(self, call: Call, usable: Usable) -> tuple[Usable, Route] | None:
-        """Count a call; return the graph of its size and the route there, if there is one."""
+    def route(self, call: Call, graphs: GraphSet | None) -> Route | None:
+        """Count a call; return the route to the graph of its size, if there is one among these graphs."""
         layout = call.layout
         if layout is None or call.staged:
             return None
         size = self._store.forward.spec.exact_budget(layout)
-        one = self._store.key(call.key), size
-        graphs = self._store.capturer.exact.get(one)
-        self._count(one, graphs is None)
-        if graphs is None or size not in graphs or self._store.forward.verdict.wrong:
+        is_missing = graphs is None or size not in graphs.exact
+        self._count((self._store.key(call.key), size), is_missing)
+        if is_missing or self._store.forward.verdict.wrong:
             return None
-        return usable._replace(graphs=graphs), Route((ReplayBatch(size, range(len(layout.items))),))
+        return Route((ReplayBatch(size, range(len(layout.items))),))
 
     def capture_next(self) -> Budget | None:
         """Capture the size that came most often and has no graph; return it, or `None` if there is none to capture.
@@ -67,28 +69,25 @@ class ExactGraphs:
             StaleGraphError: Memory that graphs read has changed, with `on_change="error"`.
             VerificationError: The graph failed the proof, with `strict`.
         """
-        store, capturer = self._store, self._store.capturer
+        store = self._store
         if self._losses != store.losses:  # released: what failed may be tried again
             self._losses = store.losses
             self._left_out.clear()
-        if gone := [one for one, graphs in capturer.exact.items() if not graphs]:  # wrong, or interrupted
-            self._left_out.update(one for one in gone if capturer.exact[one].refused)
-            capturer.drop_exact(gone)
-        least = min(capturer.exact, key=self._calls.__getitem__, default=None)
-        if (found := self._next(least)) is None:
+        captured = store.exact
+        least = min(captured, key=self._calls.__getitem__, default=None)
+        if (found := self._next(captured, least)) is None:
             return None
-        store.check_not_staged()
-        capturer.check_not_loading()
+        store.check_free()
         store.check_memory()
         if self._losses != store.losses:  # it had changed, and all was released
             return None
-        one, fallback_budget = found
-        if least is not None and not self._has_room(fallback_budget):
-            capturer.drop_exact([least])
-        self._capture(one, fallback_budget)
+        one, fallback = found
+        if least is not None and not self._has_room(captured, fallback):
+            store.drop_exact(*least)
+        self._capture(one, fallback)
         return one[1]
 
-    def _next(self, least: Size | None) -> tuple[Size, Budget] | None:
+    def _next(self, captured: list[Size], least: Size | None) -> tuple[Size, Budget] | None:
         """Return the most frequent size to capture, and the budget that its calls use now.
 
         Where there is no room for one more graph, one that came much more often than `least`, which has one.
@@ -96,38 +95,34 @@ class ExactGraphs:
         for one, calls in self._calls.most_common():
             if calls < LEAST_CALLS:
                 break
-            if one in self._left_out or (fallback_budget := self._fallback_budget(one)) is None:
+            if one in self._left_out or (fallback := self._fallback(one)) is None:
                 continue
-            if self._has_room(fallback_budget) or (least is not None and calls >= MUCH_MORE * self._calls[least]):
-                return one, fallback_budget
+            if self._has_room(captured, fallback) or (least is not None and calls >= MUCH_MORE * self._calls[least]):
+                return one, fallback
         return None
 
-    def _fallback_budget(self, one: Size) -> Budget | None:
+    def _fallback(self, one: Size) -> Budget | None:
         """Return the budget that calls of a size use; `None` if it has a graph, or none can be captured for it now."""
-        store, capturer, (key, size) = self._store, self._store.capturer, one
-        graphs, costs = capturer.sets.get(key), store.budgets.costs
-        if not graphs or one in capturer.exact or size in costs.replays or not graphs.arena.holds(size):
+        store, (key, size) = self._store, one
+        graphs, costs = store.find(key[0]), store.budgets.costs
+        if not graphs or not graphs.lacks(size) or size in costs.replays or not graphs.arena.holds(size):
             return None
-        if (
-            store.forward.verdict.wrong
-            or not capturer.consensus.alone
-            or not store.can_capture(key, capturer.inputs[key])
-        ):
+        if store.forward.verdict.wrong or not store.consensus.alone or not store.can_capture(key, graphs.inputs):
             return None
         return cheapest(Usage(*size), costs)
 
-    def _has_room(self, fallback_budget: Budget) -> bool:
+    def _has_room(self, captured: list[Size], fallback: Budget) -> bool:
         """Return True if there may be one more graph, which takes no more memory than that of the budget."""
-        store, capturer = self._store, self._store.capturer
-        if len(capturer.exact) >= self._most:
+        store = self._store
+        if len(captured) >= self._most:
             return False
-        return store.limit is None or store.bytes() + capturer.own_bytes().get(fallback_budget, 0) <= store.limit.most
+        return store.limit is None or store.bytes() + store.own_bytes().get(fallback, 0) <= store.limit.most
 
-    def _capture(self, one: Size, fallback_budget: Budget) -> None:
+    def _capture(self, one: Size, fallback: Budget) -> None:
         """Capture a size; leave it out if that fails, or takes too much memory."""
-        store, capturer, (key, size) = self._store, self._store.capturer, one
+        store, (key, size) = self._store, one
         try:
-            capturer.capture(key, capturer.inputs[key], [size], fallback_budget=fallback_budget)
+            store.capture_exact(key, size, fallback)
         except VerificationError:
             raise
         except Exception as error:  # of the module's own code, or the device's memory: calls have the budgets
@@ -140,7 +135,7 @@ class ExactGraphs:
             return
         if store.limit is not None and store.bytes() > store.limit.most:
             self._left_out.add(one)
-            capturer.drop_exact([one])
+            store.drop_exact(key, size)
 
     def _count(self, one: Size, is_missing: bool) -> None:
         self._counted += 1

@@ -21,9 +21,8 @@ from varlen_graphs.declaration.reading import check_inputs, only_on_device, read
 from varlen_graphs.declaration.signature import Signature
 from varlen_graphs.declaration.static_args import StaticKey
 from varlen_graphs.errors import CaptureError, InputError, LayoutError, SpecError
-from varlen_graphs.graphs.capturer import CaptureInputs
 from varlen_graphs.graphs.forward import MODULE, Reference
-from varlen_graphs.graphs.graph_set import GraphSet
+from varlen_graphs.graphs.graph_set import CaptureInputs, GraphSet
 from varlen_graphs.graphs.store import GraphStore, Usable
 from varlen_graphs.inputs.extra import PerItem
 from varlen_graphs.layouts.item_slice import ItemSlice
@@ -154,20 +153,17 @@ class Executor:
         thread captures, for any encoder, calls run eager rather than wait.
         """
         usable, own = self.store.usable(call.key), None
-        if self.exact is not None and (found := self.exact.route(call, usable)) is not None:
-            return *found, None
+        if self.exact is not None and (found := self.exact.route(call, usable.graphs)) is not None:
+            return usable, found, None
         route = self.router.route(call, usable.costs, usable.timed, usable.refused)
-        if usable.graphs is None and (route.batches or self.store.lazy):
-            capturer, key = self.store.capturer, self.store.key(call.key)
-            if (reason := capturer.why_not(key, call.static_args)) is not None:
-                return usable, Route(reason=reason), None
+        captures = usable.graphs is None and (route.batches or self.store.lazy)
+        if captures and (reason := self.store.why_not(self.store.key(call.key), call.static_args)) is not None:
+            return usable, Route(reason=reason), None
         missing = []
-        for batch in (
-            () if self.store.lazy else route.batches
-        ):  # a loop, because a comprehension costs a call of its own
+        for batch in () if self.store.lazy else route.batches:  # a loop: a comprehension costs a call of its own
             if batch.budget is not None and (usable.graphs is None or batch.budget not in usable.graphs):
                 missing.append(batch.budget)  # noqa: PERF401
-        if missing and others_capture() and self.store.capturer.consensus.alone:  # ranks capture together
+        if missing and others_capture() and self.store.consensus.alone:  # ranks capture together
             return usable, Route(reason=CAPTURING), None
         if missing:
             self.mode.refresh()  # submodules may have come since the last capture
@@ -243,11 +239,12 @@ class Executor:
                     if pointer is None:
                         arena.load_rows(call, slices, budget, gather_indices)
                     outputs = graphs.replay(budget)
-                    if graphs.fallback_budget is None:
+                    fallback = graphs.exact.get(budget)
+                    if fallback is None:
                         self.stats.count_replay(budget, active)  # while the GPU works
                     else:
-                        self.stats.count_exact(graphs.fallback_budget, active)
-                    self.used[call.key][graphs.fallback_budget or budget] += 1
+                        self.stats.count_exact(fallback, active)
+                    self.used[call.key][fallback or budget] += 1
                 collected.take(outputs, graphs.extents, slices, items.nan_masks)
             if isinstance(items, DeviceItems):
                 items.finish(self.layouts.check == "checked")
@@ -343,7 +340,7 @@ class Executor:
             CaptureError: A module that this thread captures calls the encoder.
         """
         self.pool.check_usable(self._module)
-        checks = self.store.capturer.checks
+        checks = self.store.checks
         if checks is not None and checks.calls and (found := checks.poll()):  # else there is nothing to find
             self.stats.count_wrong_layouts(found)
 

@@ -10,9 +10,9 @@ from varlen_graphs.checks.values import quoted
 from varlen_graphs.declaration.buffer_spec import BufferSpec
 from varlen_graphs.declaration.call import Call
 from varlen_graphs.errors import warn
-from varlen_graphs.graphs.capturer import CaptureInputs, Key
-from varlen_graphs.graphs.graph_set import reason_of
-from varlen_graphs.graphs.store import GraphStore
+from varlen_graphs.graphs.capture import reason_of
+from varlen_graphs.graphs.graph_set import CaptureInputs
+from varlen_graphs.graphs.store import GraphStore, Key
 from varlen_graphs.routing.costs import Costs
 from varlen_graphs.routing.enabled import EnabledBudgets
 from varlen_graphs.routing.packing import total_cost
@@ -98,7 +98,7 @@ class Requests:
                     if not self._forget_of_file(key):
                         raise
                     forget_frames(error)
-                    self.store.capturer.failure = None  # no call asked for it
+                    self.store.failure = None  # no call asked for it
                     warn(
                         f"what calls with {quoted(inputs.static_args)} used, as the warm-up file says, cannot be "
                         f"captured, and is forgotten: {reason_of(error)}"
@@ -121,7 +121,7 @@ class Requests:
                 if budget in self.store.budgets.costs.replays
             ]
         for calls, key, inputs, budget in sorted(requests, key=lambda one: one[0], reverse=True):
-            wanted = self.store.capturer.why_not(key, inputs.static_args) is None
+            wanted = self.store.why_not(key, inputs.static_args) is None
             if wanted and self.store.can_capture(key, inputs) and self.store.admits(budget, calls):
                 return key, inputs, budget, calls
         return None

@@ -16,8 +16,7 @@ def report(name: str, store: GraphStore, stats: Stats) -> str:
         store: Its graphs, and budgets with their costs.
         stats: Its counters.
     """
-    budgets, capturer = store.budgets, store.capturer
-    seconds, kept, failure = capturer.seconds, capturer.dependencies.kept, capturer.failure
+    budgets, seconds, kept, failure = store.budgets, store.seconds, store.kept_outside, store.failure
     costs, disabled, used = budgets.costs, dict(budgets.disabled), [*stats.replays]  # copied: other threads change them
     lines = [name]
     if failure is not None:
@@ -60,13 +59,13 @@ def report(name: str, store: GraphStore, stats: Stats) -> str:
         f"{counted(stats.uses.total(), 'replay')} of {counted(stats.rows, 'active row')}, "
         f"{stats.padding_share:.1%} padding",
     ]
-    exact = [size for _, size in [*capturer.exact]]
+    exact = [size for graphs in store.sets for size in [*graphs.exact]]
     if exact or stats.exact:
         rows = ", ".join(str(size.rows) for size in sorted(exact)) or "none now"
         lines += [f"{counted(stats.exact.total(), 'replay')} of graphs of exactly the size of calls; rows: {rows}"]
     if len(store.sets) > 1:
         lines += ["graphs for these static arguments (adapters apart):"]
-        lines += [f"  {_describe(inputs.static_args)}" for inputs in [*capturer.inputs.values()]]
+        lines += [f"  {_describe(graphs.inputs.static_args)}" for graphs in store.sets]
     for graphs in store.sets:
         lines += [f"proven against {against}" for against in sorted(graphs.against)]
         lines += [f"not proven on {left_out}" for left_out in sorted(graphs.unproven)]

@@ -12,7 +12,6 @@ from varlen_graphs.declaration.buffer_spec import BufferSpec
 from varlen_graphs.declaration.call import Call
 from varlen_graphs.errors import CaptureError, SpecError, VerificationError, warn
 from varlen_graphs.graphs.cached_state import StateCheck
-from varlen_graphs.graphs.capturer import CaptureInputs
 from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.graphs.graph_set import GraphSet
 from varlen_graphs.layouts.items import Layout
@@ -79,7 +78,6 @@ def check_graphs(
     executor: Executor,
     options: Verify,
     graphs: GraphSet,
-    inputs: CaptureInputs,
     budgets: Sequence[Budget],
     check: StateCheck,
     call: Call | None,
@@ -105,9 +103,10 @@ def check_graphs(
     """
     if not budgets:
         return
+    inputs = graphs.inputs
     with executor.mode.autocast(inputs.device.type), _live_memory_restored(executor.pool):
-        checks = _Checks(executor, options, graphs, inputs, check, call)
-        is_new = len(graphs) == len(budgets) and graphs.fallback_budget is None
+        checks = _Checks(executor, options, graphs, check, call)
+        is_new = {*budgets} == {*graphs.budgets}
         rejected = {case.budget: why for case, why in checks.failing(Case.of_each(executor.spec, budgets))}
         whole, right = list[str](), [budget for budget in budgets if budget not in rejected]
         if is_new and right:
@@ -118,17 +117,17 @@ def check_graphs(
         if whole:
             rejected |= dict.fromkeys(executor.store.budgets.enabled, whole[0])
     graphs.against |= checks.against()
-    count = len(graphs)
     for budget, why in rejected.items():
         graphs.refuse(budget, why)
     forward = executor.forward
-    if (verified := forward.verdict.proven) is not None and graphs.fallback_budget is None:
+    if (verified := forward.verdict.proven) is not None and graphs.exact.keys().isdisjoint(budgets):
         key = executor.spec.key(inputs.static_args, inputs.row_shape)
         verified[key] = verified.get(key, True) and not rejected
     if rejected:
+        count = f"{len(rejected)} of {max(len(budgets), len(rejected))} graphs"
         message = (
-            f"{type(forward.module).__name__}: {len(rejected)} of {max(count, len(rejected))} graphs failed the proof "
-            "at their capture and are not used: their calls use others, or run eager.\n"
+            f"{type(forward.module).__name__}: {count} failed the proof at their capture and are not used: their calls "
+            "use others, or run eager.\n"
             f"{next(iter(rejected.values()))}"
         )
         if options.strict:
@@ -143,20 +142,19 @@ class _Checks:
         executor: Replays calls.
         options: `tolerance`.
         graphs: The graphs.
-        inputs: What they were captured for.
         check: The check of state, with the forward over its shadow.
         call: The call that needs the graphs, if there is one.
     """
 
     def __init__(
-        self, executor: Executor, options: Verify, graphs: GraphSet, inputs: CaptureInputs, check: StateCheck,
+        self, executor: Executor, options: Verify, graphs: GraphSet, check: StateCheck,
         call: Call | None,
     ) -> None:  # fmt: skip
         self._graphs = graphs
         self._forward = check.forward
         self._budgets = executor.store.budgets
-        self._samples = Samples(check.forward, inputs, call, graphs.constants or [])
-        self._replays = Replays(executor, check.forward, options.tolerance, inputs.device)
+        self._samples = Samples(check.forward, graphs.inputs, call, graphs.constants or [])
+        self._replays = Replays(executor, check.forward, options.tolerance, graphs.inputs.device)
         self._smallest_right = 0  # rows of the smallest item that was right, 0 before there is one
 
     def against(self) -> set[str]:

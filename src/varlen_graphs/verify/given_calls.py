@@ -79,13 +79,12 @@ def verify_calls(executor: Executor, calls: Iterable[Mapping[str, Any]], toleran
         replays = Replays(executor, forward, tolerance, pairs[-1][0].rows.device, strict=True)
         checked, against = set[Budget](), dict[str, None]()  # in the order of the calls
         ways_of = [_ways(executor, call) for call, _ in pairs]
-        for (call, other), ways in zip(pairs, ways_of, strict=True):
+        for (call, other), (graphs, ways) in zip(pairs, ways_of, strict=True):
             own, other_rows = _example(forward, call), _example(forward, other)
             largest = pairs[-1][1]
             filling = largest if largest.rows.shape[1:] == call.rows.shape[1:] else call
-            for graphs, batches in ways:
-                if ways[0] == (graphs, batches):
-                    _check_repeats(forward, own, replays, graphs, batches)
+            _check_repeats(forward, own, replays, graphs, ways[0])
+            for batches in ways:
                 orders = [read_layout(spec, call).groups]
                 for example, groups in ((own, orders), (other_rows, [])):
                     wrong = replays.disagreement(graphs, batches, example, groups, filling)
@@ -109,29 +108,26 @@ def _bind(executor: Executor, arguments: Mapping[str, Any]) -> Call:
     return call
 
 
-def _ways(executor: Executor, call: Call) -> list[tuple[GraphSet, ReplayBatches]]:
+def _ways(executor: Executor, call: Call) -> tuple[GraphSet, list[ReplayBatches]]:
     """Return the ways to replay a call: whole in every budget that holds it, and split if its route splits it.
 
     Raises:
         InputError: There is none.
     """
-    store, spec, layout = executor.store, executor.spec, read_layout(executor.spec, call)
-    graphs, costs = store.find(call.key), store.budgets.costs
-    if graphs is None:
-        raise InputError("there is nothing to verify: no graph is left")
-    usage, everything = spec.usage.of(layout), range(len(layout))
-    whole = [budget for budget in sorted(costs.replays) if budget.holds(*usage)]
-    if failed := [graphs.refused[budget] for budget in whole if budget in graphs.refused]:
-        raise VerificationError(failed[0])
-    ways: list[tuple[GraphSet, ReplayBatches]] = [(graphs, [ReplayBatch(budget, everything)]) for budget in whole]
-    exact, size = store.capturer.exact, spec.exact_budget(layout)
-    if size not in whole and (own := exact.get((store.key(call.key), size))):
-        ways.append((own, [ReplayBatch(size, everything)]))
+    spec, layout, costs = executor.spec, read_layout(executor.spec, call), executor.store.budgets.costs
+    load, size, everything = spec.usage.of(layout), spec.exact_budget(layout), range(len(layout))
+    graphs = executor.store.find(call.key)
+    whole = [budget for budget in sorted(costs.replays) if budget.holds(*load)]
+    whole += [size] * (graphs is not None and size in graphs.exact)
     batches = executor.router.route(call, costs, timed=False).batches
-    ways = [(graphs, batches), *ways] if len(batches) > 1 else ways
+    ways = [batches] * (len(batches) > 1) + [[ReplayBatch(budget, everything)] for budget in whole]
     if not ways:
         raise InputError(f"no budget holds the items {few(layout)}: expected calls that fit one")
-    return ways
+    if graphs is None:
+        raise InputError("there is nothing to verify: no graph is left")
+    if failed := [graphs.refused[budget] for budget in whole if budget in graphs.refused]:
+        raise VerificationError(failed[0])
+    return graphs, ways
 
 
 def _example(forward: Forward, call: Call) -> Example:

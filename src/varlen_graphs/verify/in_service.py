@@ -104,7 +104,7 @@ class InService:
             if batch.budget is not None:
                 worst = max(found[item] for item in batch.items)
                 right = worst.error <= limit
-                if graphs.fallback_budget is None or not right:  # sizes are too many to count each
+                if batch.budget not in graphs.exact or not right:  # sizes are too many to count each
                     executor.stats.count_check(batch.budget, right, own.against)
                 if right:
                     self._count(graphs[batch.budget])
@@ -130,7 +130,7 @@ class InService:
 
     def _disable(self, executor: Executor, graphs: GraphSet, wrong: dict[Budget, str], forward_is_right: bool) -> None:
         """Disable wrong budgets and log each once; disable all if graphs are not what is wrong."""
-        budgets, is_exact = executor.store.budgets, graphs.fallback_budget is not None
+        budgets, is_exact = executor.store.budgets, not graphs.exact.keys().isdisjoint(wrong)
         what = "the graph of exactly " if is_exact else ""
         for budget, why in wrong.items():
             if budget not in budgets.disabled:

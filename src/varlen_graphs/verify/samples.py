@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from varlen_graphs.declaration.call import Call
 from varlen_graphs.declaration.reading import read_layout
 from varlen_graphs.errors import VerificationError, counted
-from varlen_graphs.graphs.capturer import CaptureInputs
 from varlen_graphs.graphs.forward import DECLARATION, MODULE, Forward
+from varlen_graphs.graphs.graph_set import CaptureInputs
 from varlen_graphs.graphs.output_form import check_constants
 from varlen_graphs.kernels.operator import references
 from varlen_graphs.layouts.items import Layout

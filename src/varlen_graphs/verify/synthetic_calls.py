@@ -11,9 +11,9 @@ from torch import Tensor
 from varlen_graphs.declaration.buffer_spec import BufferSpec
 from varlen_graphs.declaration.call import Call
 from varlen_graphs.declaration.reading import read_layout
-from varlen_graphs.graphs.capturer import CaptureInputs
 from varlen_graphs.graphs.first_run import valid_ids
 from varlen_graphs.graphs.forward import Forward
+from varlen_graphs.graphs.graph_set import CaptureInputs
 from varlen_graphs.layouts.item_slice import ItemSlice
 from varlen_graphs.layouts.items import Layout
 from varlen_graphs.layouts.packed_batch import item_sizes, pad_rows
@@ -169,7 +169,8 @@ class SyntheticCalls:
 def _shows(one: _Tensor, taken: Tensor, is_row: bool) -> bool:
     """Return True if entries differ enough to show what a module does with them."""
     if one.floating:
-        return bool((taken != taken[:1]).any()) or (len(taken) == 1 and bool(taken.any()))
+        entries = taken.reshape(-1, *one.shape)  # a tensor for the call is one entry
+        return bool((entries != entries[:1]).any()) or (len(entries) == 1 and bool(entries.any()))
     return not is_row or one.dtype in (torch.bool, torch.uint8) or len(taken.unique()) >= MANY_IDS
 
 

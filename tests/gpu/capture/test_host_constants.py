@@ -80,7 +80,7 @@ def test_a_buffer_that_stays_on_the_host_is_refused():
 def test_a_replay_copies_nothing_from_the_host():
     encoder = encoder_of(moved_range)
     encoder(torch.randn(5, 8, device="cuda"), lengths=[5])
-    (graphs,) = encoder.executor.store.capturer.sets.values()
+    (graphs,) = encoder.executor.store.sets
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         next(iter(graphs)).replay()
         torch.cuda.synchronize()

@@ -1,0 +1,325 @@
+"""Capture graphs for one set of static arguments: on shadows of the module, which show what it keeps."""
+
+import gc
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from textwrap import shorten
+
+from torch import Tensor
+
+from varlen_graphs.attention.timing import AttentionCost, measuring
+from varlen_graphs.budgets.budget import Budget
+from varlen_graphs.capture.backend import CAPTURE_LOCK, Backend
+from varlen_graphs.capture.consensus import Failure
+from varlen_graphs.capture.memory import empty_cache, forget_frames
+from varlen_graphs.capture.mode import Mode
+from varlen_graphs.declaration.call import Call
+from varlen_graphs.errors import CaptureError
+from varlen_graphs.graphs.allowance import Allowance
+from varlen_graphs.graphs.bound_forward import BoundForward, outputs_of
+from varlen_graphs.graphs.cached_state import Run, StateCheck, runs_of
+from varlen_graphs.graphs.forward import Forward
+from varlen_graphs.graphs.graph_set import GraphSet, HeldMemory
+from varlen_graphs.graphs.output_form import OutputForm, check_constants
+from varlen_graphs.graphs.progress import Progress
+from varlen_graphs.kernels.launch import compiling_in_threads
+from varlen_graphs.outputs.parts import Parts, SizeError
+from varlen_graphs.watch.attributes import AttributeSnapshot
+from varlen_graphs.watch.read_memory import ReadMemory
+from varlen_graphs.watch.shadow import Shadow, address_of, describe
+
+
+class GraphCapture:
+    """One capture of graphs of a set. All runs are those of shadows of the module.
+
+    Args:
+        graphs: The set, which gets the graphs.
+        forward: The forward over the module itself.
+        mode: The mode that graphs hold for.
+        backend: Captures graphs.
+        call: The call that needs them, on which runs are made; `None` makes a sample up.
+        fallback: The budget that calls use without the graph of exactly their size, if the capture is of such a one.
+        defaults: Budgets that nobody asked for.
+        allowance: Decides which of these are left out.
+
+    Attributes:
+        check: The check of what the module keeps.
+        left_out: Default budgets that take too much memory or time, with the reasons.
+        compile_seconds: Time that torch's compiler took; `None` if there is none.
+    """
+
+    def __init__(
+        self,
+        graphs: GraphSet,
+        forward: Forward,
+        mode: Mode,
+        backend: Backend,
+        call: Call | None,
+        fallback: Budget | None,
+        defaults: Collection[Budget],
+        allowance: Allowance,
+    ) -> None:
+        self._graphs = graphs
+        self._original = forward
+        self._mode = mode
+        self._backend = backend
+        self._fallback = fallback
+        self._defaults = frozenset() if fallback else frozenset(defaults)
+        self._allowance = allowance
+        self.check = self._check(call)
+        self._has_call = call is not None
+        self.left_out: dict[Budget, str] = {}
+        self.compile_seconds: float | None = None
+
+    def run(self, budgets: Sequence[Budget], spare: Sequence[Budget], attributes: AttributeSnapshot) -> list[Budget]:
+        """Capture budgets that have no graph yet, largest first; return those that were tried.
+
+        A budget whose capture fails is left out. If it is the largest, and there is no graph yet, the smallest is tried
+        next: if that fails as well, the forward cannot be captured. Memory may be short for large budgets only, so then
+        all are tried, spare ones too, until there is a graph. After any other error this call leaves nothing behind.
+
+        Args:
+            budgets: The budgets.
+            spare: More budgets, to try while there is no graph.
+            attributes: Loses those that the module changes in runs.
+
+        Raises:
+            SpecError: The output is not as declared.
+            CaptureError: There is no graph, and no budget could be captured; or what the module keeps changes outputs.
+            Exception: The error of the forward at the largest budget and at the smallest.
+        """
+        graphs = self._graphs
+        if not graphs:  # later ones go by what the first have shown
+            self._begin_check(max(budgets))
+            graphs.written |= self.check.written
+        forward, shadow = self._to_capture()
+        if is_new := graphs.constants is None:
+            with graphs.consensus.collective_try() as outcome, graphs.consensus.dry_run(), compiling_in_threads():
+                graphs.constants = forward.probe(graphs.arena)
+            outcome.check()
+        budgets, spare = self._within_allowance(budgets, spare, forward)
+        if is_new:
+            self._compile_kernels(budgets, forward)
+        memory, known = ReadMemory(graphs.arena.rows.device, "the module", not forward.is_compiled), graphs.memory()
+        memory.held, memory.read, memory.state = known.aliases, known.read, known.state
+        tried: list[Budget] = []
+        with graphs.dropped_on_error(tried):  # whoever keeps the traceback does not keep the memory
+            self._capture_all(budgets, spare, tried, partial(self._capture, forward, memory))
+        attributes.drop_changed(shadow)
+        graphs.hold(tried, HeldMemory(memory.held, memory.read, memory.state, known.own | shadow.own()))
+        self.compile_seconds = forward.compile_seconds
+        return tried
+
+    def _bound(self, forward: Forward) -> BoundForward:
+        return BoundForward(forward, self._graphs.inputs.static_args, self._mode)
+
+    def _check(self, call: Call | None) -> StateCheck:
+        """Return a check by runs of a call, or of a sample if there is none."""
+        arena = self._graphs.arena
+
+        def runs(forward: Forward) -> Run:
+            bound = self._bound(forward)
+            return lambda which: bound.run_probe(arena.probes()[0], which)  # each with an item table of its own
+
+        def of_an_item(forward: Forward) -> Parts:
+            return self._bound(forward).run_probe(arena.smallest_probe(), which=2)
+
+        return StateCheck(self._original, runs if call is None else runs_of(call), of_an_item)
+
+    def _begin_check(self, budget: Budget) -> None:
+        """Begin the check of what the module keeps, on a sample where the declared forward takes no such call.
+
+        A host buffer may call another encoder, which no run of a capture may.
+        """
+        graphs, consensus = self._graphs, self._graphs.consensus
+
+        def at_capacity(forward: Forward) -> None:
+            graphs.arena.load_sample(budget)
+            self._bound(forward).run_probe(graphs.checks.view(graphs.arena, budget), which=2)
+
+        is_bounded = budget not in self._defaults  # the allowance is for runs of others
+        with (
+            consensus.collective_try() as outcome,
+            consensus.dry_run(),
+            self._mode.autocast(graphs.arena.rows.device.type),
+        ):
+            try:
+                self.check.begin(at_capacity if is_bounded else None, is_first=not self._has_call)
+            except SizeError as error:
+                forward = self._original.on(Shadow(self._original.module))
+                raise self._bound(forward).explained(graphs.arena, error) from error
+        if (failure := outcome.take()) is not None:
+            if not self._has_call:
+                raise failure.error
+            self.check, self._has_call = self._check(None), False
+            self._begin_check(budget)
+
+    def _to_capture(self) -> tuple[BoundForward, Shadow]:
+        """Return the forward to capture, and its shadow: one for all budgets if torch's compiler has to see it.
+
+        The shadow shares what no run writes, so that graphs follow the module where that is changed in place.
+        """
+        graphs, original = self._graphs, self._original
+        if graphs.compiled is not None:
+            return graphs.compiled
+        shadow = Shadow(original.module, graphs.written)
+        made = self._bound(original.on(shadow)), shadow
+        if original.compiled is not None:
+            graphs.compiled = made
+        return made
+
+    def _run_sample(self, budget: Budget, forward: BoundForward, compiled: bool) -> None:
+        """Run the sample of a budget without other ranks."""
+        graphs = self._graphs
+        graphs.arena.load_sample(budget)
+        graphs.arena.source.copy(budget.rows)  # of none, so that its kernel is loaded
+        with graphs.consensus.dry_run():
+            forward(*graphs.checks.view(graphs.arena, budget), compiled=compiled)
+
+    def _within_allowance(
+        self, budgets: Sequence[Budget], spare: Sequence[Budget], forward: BoundForward
+    ) -> tuple[Sequence[Budget], Sequence[Budget]]:
+        """Return these budgets without the default ones that take too much memory or time."""
+        allowance, consensus = self._allowance, self._graphs.consensus
+        defaults = [one for one in {*budgets, *spare} if one in self._defaults]
+        if not defaults:
+            return budgets, spare
+        left_out: dict[Budget, str] = {}
+        if not allowance.is_measured:
+            with CAPTURE_LOCK, consensus.collective_try() as outcome:
+                left_out = allowance.of_runs(defaults, partial(self._run_sample, forward=forward, compiled=False))
+            outcome.take()  # errors come again
+        budgets, spare = self._without(consensus.same(left_out), budgets, spare)
+        left_out = allowance.of_tapes([one for one in budgets if one in defaults])
+        return self._without(consensus.same(left_out), budgets, spare)
+
+    def _without(
+        self, left_out: dict[Budget, str], budgets: Sequence[Budget], spare: Sequence[Budget]
+    ) -> tuple[Sequence[Budget], Sequence[Budget]]:
+        """Leave budgets out. The largest one left takes the place of a larger one, which sizes the memory of all."""
+        self.left_out |= left_out
+        kept, others = ([one for one in some if one not in left_out] for some in (budgets, spare))
+        if others and (not kept or max(others) > max(kept)) and len(kept) < len(budgets):
+            largest = max(others)
+            kept, others = [*kept, largest], [one for one in others if one != largest]
+        return kept, others
+
+    def _compile_kernels(self, budgets: Sequence[Budget], forward: BoundForward) -> None:
+        """Run the smallest and the largest budget, whose kernels compile in threads. Errors come again later.
+
+        The smallest comes first: kernels that it loads are there for the largest, where references take long.
+        """
+        graphs = self._graphs
+        if not graphs.arena.rows.is_cuda or not budgets:
+            return
+        with CAPTURE_LOCK, graphs.consensus.collective_try() as outcome, compiling_in_threads():
+            for budget in sorted({min(budgets), max(budgets)}):
+                self._run_sample(budget, forward, compiled=True)
+        outcome.take()
+
+    def _capture_all(
+        self,
+        budgets: Sequence[Budget],
+        others: Sequence[Budget],
+        tried: list[Budget],
+        capture: Callable[[Budget], Failure | None],
+    ) -> None:
+        """Capture budgets, and others while there is no graph; add each to those that were tried."""
+        graphs = self._graphs
+        first: Exception | None = None
+        waiting, spare = deque(sorted(budgets, reverse=True)), deque(sorted(others, reverse=True))
+        with Progress(len(waiting)) as progress:
+            while waiting or (spare and not graphs):
+                if first is None:
+                    tried.append(budget := (waiting or spare).popleft())
+                else:  # the smallest comes next
+                    smallest = min(filter(None, (waiting, spare)), key=lambda queue: queue[-1])
+                    tried.append(budget := smallest.pop())
+                failure = capture(budget)
+                progress.update()
+                if failure is None:
+                    graphs.failed.pop(budget, None)
+                    if first is not None:
+                        forget_frames(first)
+                        first = None
+                    continue
+                error, kind = failure
+                del failure
+                if kind == "memory":
+                    forget_frames(error)
+                    empty_cache(graphs.arena.rows.device)
+                if kind == "declaration" or self._fallback is not None:
+                    raise error
+                graphs.failed[budget] = reason_of(error)
+                if kind != "memory" and not graphs:
+                    if first is not None:
+                        raise first from None
+                    first = error
+                del error
+        if not graphs:
+            raise first or CaptureError(
+                f"no budget could be captured, because memory is short: {graphs.failed[min(tried)]}\n"
+                "Give the encoder smaller budgets, or free memory first."
+            )
+
+    def _capture(self, forward: BoundForward, memory: ReadMemory, budget: Budget) -> Failure | None:
+        """Capture a budget after two runs of it or more; return the failure, if there is one."""
+        graphs, arena, consensus = self._graphs, self._graphs.arena, self._graphs.consensus
+        attention = AttentionCost()
+
+        def run_once() -> Parts:
+            return forward(*graphs.checks.view(arena, budget))
+
+        def run() -> list[Tensor]:
+            arena.source.copy(budget.rows)
+            return outputs_of(run_once())
+
+        with CAPTURE_LOCK:
+            with consensus.collective_try() as outcome:  # fills what the module computes once and keeps
+                with measuring() as measured:
+                    self._run_sample(budget, forward, compiled=True)
+                attention.per_square = measured.per_square
+                if not consensus.alone:  # what no graph can hold must be found before other ranks wait for this one
+                    with consensus.dry_run():
+                        ReadMemory(memory.device, "the module", memory.takes_constants).watch(run_once)
+            if outcome.failure is None:
+                with consensus.collective_try() as outcome:
+                    parts = memory.watch(run_once)
+                    form = graphs.form or OutputForm(parts)
+                    form.check(parts)
+                    check_constants(parts.constants, graphs.constants or [])
+                    del parts
+                    graphs.kept_outside = graphs.kept_outside or _kept_outside(memory, forward)
+                    memory.hold_state()
+                    graph = self._backend.capture(run, f"varlen_graphs {budget.rows} rows", memory.constants)
+                    form.check_captured(graph.outputs)
+                    if graphs.form is None:
+                        graphs.form, graphs.per_square = form, attention.per_square
+                        graphs.extents, graphs.rebuild = form.extents, form.rebuild
+                    graphs.add(budget, graph, self._fallback)
+        if outcome.failure is not None:
+            graphs.drop(budget)  # another rank has failed
+            return outcome.take()
+        return None
+
+
+def _kept_outside(memory: ReadMemory, forward: BoundForward) -> list[str]:
+    """Describe what the watched run made and something keeps: neither the module nor a function beside it."""
+    held = forward.held() if memory.alive() else set()
+
+    def kept() -> list[str]:
+        found = {address_of(tensor): describe(tensor) for tensor in memory.alive()}
+        return [what for address, what in found.items() if address not in held]
+
+    if kept():
+        gc.collect()  # nobody keeps what only a cycle refers to
+    return kept()
+
+
+def reason_of(error: BaseException) -> str:
+    """Return the error and its line, in one line."""
+    what, *rest = str(error).splitlines() or [""]
+    where = next((line for line in rest if line.startswith("  at ")), "")
+    kind = "" if isinstance(error, CaptureError) else f"{type(error).__name__}: "
+    return shorten(f"{kind}{what}{where}", 400)
