@@ -17,6 +17,7 @@ from varlen_graphs.capture.mode import Mode
 from varlen_graphs.declaration.call import Call
 from varlen_graphs.errors import CaptureError
 from varlen_graphs.graphs.allowance import Allowance
+from varlen_graphs.graphs.arena import Arena
 from varlen_graphs.graphs.bound_forward import BoundForward, outputs_of
 from varlen_graphs.graphs.cached_state import Run, StateCheck, runs_of
 from varlen_graphs.graphs.forward import Forward
@@ -67,7 +68,8 @@ class GraphCapture:
         self._fallback = fallback
         self._defaults = frozenset() if fallback else frozenset(defaults)
         self._allowance = allowance
-        self.check = self._check(call)
+        self._bound = partial(BoundForward, static_args=graphs.inputs.static_args, mode=mode)
+        self.check = _state_check(forward, self._bound, graphs.arena, call)
         self._has_call = call is not None
         self.left_out: dict[Budget, str] = {}
         self.compile_seconds: float | None = None
@@ -111,22 +113,6 @@ class GraphCapture:
         self.compile_seconds = forward.compile_seconds
         return tried
 
-    def _bound(self, forward: Forward) -> BoundForward:
-        return BoundForward(forward, self._graphs.inputs.static_args, self._mode)
-
-    def _check(self, call: Call | None) -> StateCheck:
-        """Return a check by runs of a call, or of a sample if there is none."""
-        arena = self._graphs.arena
-
-        def runs(forward: Forward) -> Run:
-            bound = self._bound(forward)
-            return lambda which: bound.run_probe(arena.probes()[0], which)  # each with an item table of its own
-
-        def of_an_item(forward: Forward) -> Parts:
-            return self._bound(forward).run_probe(arena.smallest_probe(), which=2)
-
-        return StateCheck(self._original, runs if call is None else runs_of(call), of_an_item)
-
     def _begin_check(self, budget: Budget) -> None:
         """Begin the check of what the module keeps, on a sample where the declared forward takes no such call.
 
@@ -152,7 +138,7 @@ class GraphCapture:
         if (failure := outcome.take()) is not None:
             if not self._has_call:
                 raise failure.error
-            self.check, self._has_call = self._check(None), False
+            self.check, self._has_call = _state_check(self._original, self._bound, graphs.arena, None), False
             self._begin_check(budget)
 
     def _to_capture(self) -> tuple[BoundForward, Shadow]:
@@ -302,6 +288,20 @@ class GraphCapture:
             graphs.drop(budget)  # another rank has failed
             return outcome.take()
         return None
+
+
+def _state_check(
+    forward: Forward, bound: Callable[[Forward], BoundForward], arena: Arena, call: Call | None
+) -> StateCheck:
+    """Return a check by runs of a call, or of a sample if there is none."""
+
+    def runs(forward: Forward) -> Run:
+        return lambda which: bound(forward).run_probe(arena.probes()[0], which)  # each with an item table of its own
+
+    def of_an_item(forward: Forward) -> Parts:
+        return bound(forward).run_probe(arena.smallest_probe(), which=2)
+
+    return StateCheck(forward, runs if call is None else runs_of(call), of_an_item)
 
 
 def _kept_outside(memory: ReadMemory, forward: BoundForward) -> list[str]:
