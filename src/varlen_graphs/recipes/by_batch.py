@@ -26,7 +26,7 @@ from varlen_graphs.recipes.fixed_sizes import INPUTS, Shape, item_shapes, option
 from varlen_graphs.recipes.inspection import RUN_ERRORS, declare, itself, never_reads
 from varlen_graphs.recipes.modes.cached_tables import CachedTable, cached_tables, reads_copies, why_changed
 from varlen_graphs.recipes.modes.skip_mask_checks import keeps_masks
-from varlen_graphs.recipes.rounding import rounding
+from varlen_graphs.recipes.rounding import difference
 from varlen_graphs.recipes.towers import check_loaded, device_of
 from varlen_graphs.watch.rules_mode import CaptureRulesMode
 from varlen_graphs.watch.shadow import Shadow
@@ -251,7 +251,7 @@ def _check_alone(tower: _Batched, output: Any, declared: Declared, asked: Mappin
         name = ".".join(map(str, path)) or "output"
         if part.shape != of_last.shape:
             raise SpecError(f"its {name} is {list(part.shape)} for one input and {list(whole.shape)} for {MORE}")
-        if not _close(part, of_last):
+        if difference(part, of_last) is not None:
             raise SpecError(
                 f"its {name} for an input depends on the other inputs of the batch, or on chance: call .eval() first"
             )
@@ -275,16 +275,8 @@ def _check_masks(tower: _Batched, declared: Declared) -> None:
     with torch.no_grad():
         kept, without = tower.function(tower.tower, **example), tower.forward(**example)
     parts = zip(flatten(kept, declared).tensors, flatten(without, declared).tensors, strict=True)
-    if not all(_close(one, other) for one, other in parts):
+    if any(difference(one, other) is not None for one, other in parts):
         raise SpecError(
             "transformers leaves out its mask in calls that mask nothing, which changes the output, because its "
             "attention is causal without one; tower.config._attn_implementation = 'eager' takes the mask in all calls"
         )
-
-
-def _close(one: Tensor, other: Tensor) -> bool:
-    """Return True if tensors are equal up to rounding, relative L2."""
-    if not one.is_floating_point():
-        return torch.equal(one, other)
-    error = (one.double() - other.double()).norm() / other.double().norm().clamp(min=1e-30)
-    return error.item() <= rounding(other.dtype, other.device) or torch.equal(one, other)

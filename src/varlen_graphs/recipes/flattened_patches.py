@@ -21,7 +21,7 @@ from varlen_graphs.outputs.declared import HIDDEN_STATES, Fields
 from varlen_graphs.outputs.entries import Rows
 from varlen_graphs.recipes.inspection import RUN_ERRORS
 from varlen_graphs.recipes.modes.skip_mask_checks import SkipMaskChecks
-from varlen_graphs.recipes.rounding import rounding
+from varlen_graphs.recipes.rounding import difference
 from varlen_graphs.recipes.tower_encoder import TowerEncoder
 from varlen_graphs.recipes.towers import check_loaded, check_parts
 from varlen_graphs.watch.shadow import Shadow
@@ -165,5 +165,5 @@ def _check(tower: Any, spec: BufferSpec, pixels: int) -> None:
             got = encoder.eager(**_split(patches, None)).last_hidden_state
     except RUN_ERRORS as error:
         raise SpecError(f"{type(tower).__name__} does not run on a small batch of patches: {error!r}") from error
-    if not torch.allclose(got, own, rtol=0, atol=rounding(own.dtype, own.device) * own.abs().max().item()):
+    if difference(got, own) is not None:
         raise SpecError(f"{type(tower).__name__} gives something else for {PATCHES} with an {MASK} than without")

@@ -23,7 +23,7 @@ from varlen_graphs.outputs.parts import flatten
 from varlen_graphs.recipes.inspection import RUN_ERRORS, Tower, declare, raised_in
 from varlen_graphs.recipes.modes.longest_segment import LongestSegment
 from varlen_graphs.recipes.precomputed import GATHERED, HELPERS, CountedExtent, not_replaced, precomputed
-from varlen_graphs.recipes.rounding import rounding
+from varlen_graphs.recipes.rounding import difference
 from varlen_graphs.recipes.towers import check_loaded
 from varlen_graphs.watch.rules_mode import CaptureRulesMode
 from varlen_graphs.watch.shadow import Shadow
@@ -158,8 +158,7 @@ def _gather(rows: Tensor, places: Tensor, real: Tensor) -> Tensor:
 def _compare(outputs: list[Tensor], expected: list[Tensor], layout: Layout) -> None:
     """Check that the outputs with declared buffers equal those of the tower alone up to rounding."""
     for a, b in zip(outputs, expected, strict=True):
-        error = ((a.double() - b.double()).norm() / b.double().norm().clamp(min=1e-30)).item()
-        if not error <= rounding(b.dtype, b.device):
+        if (error := difference(a, b)) is not None:
             raise SpecError(
                 f"with declared buffers its output for the items {layout.items} differs (relative L2 {error:.1e}): its "
                 "forward depends on the items in more ways than the tensors it requests"

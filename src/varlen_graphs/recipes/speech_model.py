@@ -21,7 +21,7 @@ from varlen_graphs.outputs.declared import HIDDEN_STATES, Declared, Fields
 from varlen_graphs.outputs.entries import Entries, Items
 from varlen_graphs.recipes.inspection import RUN_ERRORS
 from varlen_graphs.recipes.modes.masked_conv import FrameCount, MaskedConv
-from varlen_graphs.recipes.rounding import rounding
+from varlen_graphs.recipes.rounding import difference
 from varlen_graphs.recipes.towers import device_of
 from varlen_graphs.watch.rules_mode import CaptureRulesMode
 
@@ -176,9 +176,7 @@ class SpeechModel:
     ) -> None:
         for at, rows in enumerate(lengths):
             frames = slice(None if count is None else count(rows))
-            one, other = got[at][frames].double(), expected[at][frames].double()
-            error = (one - other).norm() / other.norm().clamp(min=1e-30)
-            if not error <= rounding(self._dtype, expected.device):
+            if (error := difference(got[at][frames], expected[at][frames], self._dtype)) is not None:
                 raise SpecError(
                     f"its {name or 'output'} for a clip of {rows} rows depends on the padding or on other clips, in a "
                     f"batch of {list(lengths)} rows (relative L2 {error:.1e})"

@@ -23,7 +23,7 @@ from varlen_graphs.layouts.padded import real_rows, shifted
 from varlen_graphs.outputs.declared import HIDDEN_STATES, Fields
 from varlen_graphs.outputs.entries import Items, Rows
 from varlen_graphs.recipes.inspection import RUN_ERRORS
-from varlen_graphs.recipes.rounding import rounding
+from varlen_graphs.recipes.rounding import difference
 from varlen_graphs.watch.rules_mode import CaptureRulesMode
 
 IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
@@ -252,8 +252,7 @@ class TextModel:
         if got is None or got.shape != expected.shape:
             came = None if got is None else list(got.shape)
             raise SpecError(f"its {name} is {came} for texts of {lengths} tokens: expected {list(expected.shape)}")
-        error = ((got.double() - expected.double()).norm() / expected.double().norm().clamp(min=1e-30)).item()
-        if not error <= rounding(expected.dtype, expected.device):
+        if (error := difference(got, expected)) is not None:
             raise SpecError(f"its {name} differs for texts of {lengths} tokens (relative L2 {error:.1e})")
 
 
