@@ -30,10 +30,10 @@ MANY_IDS = 16
 """Number of integers that a call has at least where they show enough."""
 
 MOST_ENTRIES, MOST_NUMBERS = 1024, 1 << 20
-"""Entries, and numbers in them, that are drawn at random for a tensor: they come again, floating ones as others."""
+"""Entries, and numbers in them, that are drawn at random for a tensor: they come again, numbers as others."""
 
 STEP = 5
-"""Rows by which an item begins later each time that the items of the call come again."""
+"""Rows by which items begin later each time that those of the call come again."""
 
 GOLDEN = 0.618034
 """Multiples of it are spread evenly between integers."""
@@ -53,6 +53,11 @@ class _Tensor(NamedTuple):
     def floating(self) -> bool:
         """True if it does not hold integers or flags."""
         return self.dtype.is_floating_point or self.dtype.is_complex
+
+    @property
+    def is_varied(self) -> bool:
+        """True for numbers and pixels, which mean something in any place and size; not for ids."""
+        return self.floating or (self.dtype == torch.uint8 and bool(self.shape))
 
 
 class SyntheticCalls:
@@ -91,10 +96,10 @@ class SyntheticCalls:
         """Return the entries of a tensor of the call, those of padding left out."""
         if tensor is None or self._layout is None:
             return None
-        tensor = tensor.detach().to(self._inputs.device, one.dtype)
+        tensor = _wide(one, tensor.detach().to(self._inputs.device, one.dtype))
         if one.extent.gaps:
             tensor = tensor[real_rows(torch.tensor(self._layout.rows, device=tensor.device), tensor.shape[1])]
-        return _wide(one, tensor)
+        return tensor
 
     def of(self, layout: Layout, kind: Kind = "plain") -> Iterator[Call]:
         """Yield calls of these items: the most telling one, and if some tensors are integers, one with valid integers.
@@ -142,33 +147,32 @@ class SyntheticCalls:
         return spec.of_batch(pad_rows(made, item_sizes(layout, padded), padded))
 
     def _drawn(self, one: _Tensor, layout: Layout, source: Tensor) -> Tensor:
-        """Return entries one after the other: an item begins as one of the call; numbers that come again are others."""
+        """Return entries one after the other: each item begins as one of the call, and has other numbers than that."""
         by_item = isinstance(one.extent, Items)
         counts = [1] * len(layout) if by_item else [layout.length] * len(layout) if one.extent.gaps else layout.rows
         count = torch.tensor(counts, device="cpu")
-        place, times = (
-            torch.arange(sum(counts), device="cpu"),
-            torch.zeros(sum(counts), dtype=torch.int64, device="cpu"),
-        )
+        item = torch.arange(len(count), device="cpu").repeat_interleave(count)
+        place, times = torch.arange(len(item), device="cpu"), torch.zeros_like(item)
         if self._layout is not None and not by_item:
-            item = torch.arange(len(count), device="cpu").repeat_interleave(count)
             own = torch.tensor(self._layout.rows, device="cpu")
-            times = item // len(own)
-            place = place - (count.cumsum(0) - count)[item] + (own.cumsum(0) - own)[item % len(own)] + STEP * times
+            place += (
+                (own.cumsum(0) - own)[item % len(own)] - (count.cumsum(0) - count)[item] + STEP * (item // len(own))
+            )
+            times = item
         times = (times + place // len(source)).to(source.device)
         taken = source[(place % len(source)).to(source.device)]
-        if one.shape and (one.floating or one.dtype == torch.uint8):
+        if one.is_varied and one.shape:
             flat = taken.flatten(1)
             turned = (torch.arange(flat.shape[1], device=flat.device) + times[:, None]) % flat.shape[1]
             taken = flat.gather(1, turned)
-        if one.floating:
+        if one.is_varied:
             taken = taken * (1 - times * GOLDEN % 1 / 2).view(-1, *[1] * (taken.dim() - 1))
         return taken
 
 
 def _shows(one: _Tensor, taken: Tensor, is_row: bool) -> bool:
     """Return True if entries differ enough to show what a module does with them."""
-    if one.floating:
+    if one.is_varied:
         entries = taken.reshape(-1, *one.shape)  # a tensor for the call is one entry
         return bool((entries != entries[:1]).any()) or (len(entries) == 1 and bool(entries.any()))
     return not is_row or one.dtype in (torch.bool, torch.uint8) or len(taken.unique()) >= MANY_IDS
@@ -176,7 +180,9 @@ def _shows(one: _Tensor, taken: Tensor, is_row: bool) -> bool:
 
 def _wide(one: _Tensor, tensor: Tensor) -> Tensor:
     """Return a tensor in a dtype that torch has all operators for."""
-    return tensor.float() if one.floating and one.dtype.itemsize < 4 else tensor
+    if one.floating:
+        return tensor.float() if one.dtype.itemsize < 4 else tensor
+    return tensor if one.dtype in (torch.bool, torch.uint8) else tensor.long()
 
 
 def _random(one: _Tensor, seed: int, device: torch.device) -> Tensor:

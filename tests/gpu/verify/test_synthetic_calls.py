@@ -1,4 +1,4 @@
-"""Made-up calls of the proof on a GPU, where an index out of range in a replay would end the use of CUDA."""
+"""Synthetic calls of the check on a GPU, where an index out of range in a replay would end the use of CUDA."""
 
 import pytest
 import torch
