@@ -395,7 +395,7 @@ def test_a_capture_takes_no_lock_that_others_may_hold_and_starts_no_thread():
 
 
 def test_capture_before_the_first_call_needs_the_shape_of_a_row():
-    with pytest.raises(vg.errors.SpecError, match=r"declare rows=inputs.Rows\('x', shape=...\)"):
+    with pytest.raises(vg.errors.SpecError, match=r"declare rows=vg.inputs.Rows\('x', shape=...\)"):
         attention_encoder().capture()
     encoder = attention_encoder(spec=attention_spec(rows=vg.inputs.Rows("x", shape=(8,)))).capture()
     assert repr(encoder) == "GraphedEncoder(Attention, 2 budgets of 64..128 rows, 2 captured)"

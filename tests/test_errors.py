@@ -362,7 +362,7 @@ DECLARATIONS = {
     ),
     "outputs by their name": (
         lambda: attention_spec(outputs="rows"), vg.errors.SpecError,
-        "'rows' does not declare an output: expected an instance of Rows, Items, Groups, Entries or FrameRows, such as",
+        "'rows' does not declare an output: expected an instance of Rows, Items, Groups, Entries or FrameRows of vg.outputs, such as",
     ),
     "outputs by their class": (
         lambda: attention_spec(outputs={"x": (vg.outputs.Items(), vg.outputs.Rows)}), vg.errors.SpecError,
@@ -395,7 +395,7 @@ DECLARATIONS = {
     ),
     "a buffer without a list": (
         lambda: attention_spec(buffers=vg.buffers.CuSeqlens()), vg.errors.SpecError,
-        "buffers=CuSeqlens(name='cu_seqlens', per='item', queries=None): expected a list of declarations, such as [CuSeq",
+        "buffers=CuSeqlens(name='cu_seqlens', per='item', queries=None): expected a list of declarations, such as [vg.buffers.CuSeq",
     ),
     "a buffer by its name": (
         lambda: attention_spec(buffers=["cu_seqlens"]), vg.errors.SpecError, "buffers=['cu_seqlens']: expected a list of declar",
@@ -462,7 +462,7 @@ def test_integer_rows_need_a_declared_dtype_and_keep_to_it():
 
     ids = torch.tensor([300, 999])
     plain = vg.GraphedEncoder(Embedding(), [128], vg.BufferSpec("ids", vg.Lengths()), backend="tape")
-    with pytest.raises(vg.errors.InputError, match=re.escape("declare rows=inputs.Rows('ids', dtype=torch.int64)")):
+    with pytest.raises(vg.errors.InputError, match=re.escape("declare rows=vg.inputs.Rows('ids', dtype=torch.int64)")):
         plain(ids, lengths=[2])
     spec = vg.BufferSpec(vg.inputs.Rows("ids", shape=(), dtype=torch.int64), vg.Lengths())
     encoder = vg.GraphedEncoder(Embedding(), [128], spec, backend="tape").capture()

@@ -193,7 +193,7 @@ class GraphedEncoder(nn.Module):
             **arguments: The other arguments of a call, without the rows.
 
         Raises:
-            SpecError: The shape of a row is not known yet: give `inputs.Rows(shape=...)`, or make a call first.
+            SpecError: The shape of a row is not known yet: give `vg.inputs.Rows(shape=...)`, or make a call first.
             BudgetError: No budget holds all items at once.
             InputError, LayoutError, CaptureError, StaleGraphError: As for a call.
         """
@@ -277,8 +277,8 @@ class GraphedEncoder(nn.Module):
         """
         if self.spec.layout.padded:
             raise SpecError(
-                "budgets of padded batches are not planned: list them as a PaddedLadder, or pack the rows, see "
-                "Mask(packed=True)"
+                "budgets of padded batches are not planned: list them as a vg.budgets.PaddedLadder, or pack the rows, "
+                "see vg.Mask(packed=True)"
             )
         trace = Trace(lambda: self._budgets.measured or self.costs)  # disabled budgets too: a plan may enable them
         self.executor.traces.append(trace)
@@ -350,7 +350,7 @@ class GraphedEncoder(nn.Module):
             **static_args: Static arguments, without an example.
 
         Raises:
-            SpecError: The shape of a row is not known yet: give an example, or `inputs.Rows(shape=...)`.
+            SpecError: The shape of a row is not known yet: give an example, or `vg.inputs.Rows(shape=...)`.
             InputError: A static argument the module does not take, or an example that is no call.
             CaptureError: The module cannot be captured, or its mode is not that of construction.
         """

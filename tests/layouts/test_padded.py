@@ -391,7 +391,7 @@ DECLARATIONS = {
     "a buffer of scores": (lambda: vg.buffers.Mask(dtype=torch.half), vg.errors.SpecError, "expected torch.bool or an integer"),
     "a number of rows": (
         lambda: transformer([1024]), vg.errors.BudgetError,
-        "max_seqlen=1024) does not describe a padded batch: expected rows = items * max_seqlen; write Budget.padded(batch, le",
+        "max_seqlen=1024) does not describe a padded batch: expected rows = items * max_seqlen; write vg.budgets.Budget.padded(batch, le",
     ),
     "a budget of no items": (lambda: vg.budgets.Budget.padded(0, 8), vg.errors.BudgetError, "expected rows to be an integer of at least"),
     "a ladder without items": (lambda: vg.budgets.PaddedLadder(min_batch=0), vg.errors.BudgetError, "expected 1 <= min_batch <= batch and"),

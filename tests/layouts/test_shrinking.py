@@ -269,7 +269,7 @@ WRONG = {
     ),
     "a budget below the shortest item": (
         lambda: vg.GraphedEncoder(Waveform(), [vg.budgets.Budget.padded(2, 10)], WAVEFORM, backend="tape"),
-        vg.errors.BudgetError, r"an item of fewer than 11 rows has no entry in some output; .* PaddedLadder\(min_length=11\)",
+        vg.errors.BudgetError, r"an item of fewer than 11 rows has no entry in some output; .* vg.budgets.PaddedLadder\(min_length=11\)",
     ),
     "a mask of packed rows": (
         lambda: batches(vg.outputs.Rows(), vg.Lengths(), [vg.buffers.AttentionMask(of_item=half)]), vg.errors.SpecError,

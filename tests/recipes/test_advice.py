@@ -43,7 +43,7 @@ def test_calls_of_a_recipe_are_told_nothing_to_declare(wrong):
 
 
 @pytest.mark.parametrize(("call", "advice"), [
-    ({"x": rows_for([6]).long(), "lengths": [6]}, r"declare rows=inputs.Rows\('x', dtype=torch.int64\)"),
+    ({"x": rows_for([6]).long(), "lengths": [6]}, r"declare rows=vg.inputs.Rows\('x', dtype=torch.int64\)"),
     ({"x": rows_for([6]), "lengths": [6], "scale": torch.ones(6)}, r"declare inputs=\[vg.inputs.PerRow\('scale'"),
     ({"x": rows_for([6])[None], "lengths": [6]}, "for batches declare Mask"),
 ])  # fmt: skip

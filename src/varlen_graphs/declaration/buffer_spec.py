@@ -43,7 +43,7 @@ class BufferSpec:
     """The declaration of a module: the argument with the rows, the one that describes the items, what follows from it.
 
     Attributes:
-        rows: The argument with the packed rows: a name, or an `inputs.Rows`.
+        rows: The argument with the packed rows: a name, or a `vg.inputs.Rows`.
         layout: The argument that describes the items: `GridTHW`, `GridHW` or `Lengths` for packed rows, `Mask` or
             `Lengths(padded=True)` for a padded batch, `Mask(packed=True)` for one to pack, `PictureSizes` or
             `PictureMask` for padded pictures. The module itself need not take it. Or `Batch()`: items of one size.
@@ -89,7 +89,7 @@ class BufferSpec:
 
     @cached_property
     def row_input(self) -> InputRows:
-        """The rows, as an `inputs.Rows`."""
+        """The rows, as a `vg.inputs.Rows`."""
         return InputRows(self.rows) if isinstance(self.rows, str) else self.rows
 
     @cached_property
@@ -165,7 +165,7 @@ class BufferSpec:
             return ""
         return (
             f"; each row is {[*shape[:first], *shape[end:]]}, not {list(row)}: they are made for another module, or "
-            "inputs.Rows(shape=...) declares another shape"
+            "vg.inputs.Rows(shape=...) declares another shape"
         )
 
     def row_shape(self, shape: Sequence[int]) -> tuple[int, ...]:

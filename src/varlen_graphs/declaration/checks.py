@@ -32,10 +32,11 @@ def check_types(spec: "BufferSpec") -> None:
             "Lengths('lengths') or GridTHW('grid_thw')"
         )
     if not isinstance(spec.buffers, Sequence) or not all(isinstance(b, Buffer | HostBuffer) for b in spec.buffers):
-        raise SpecError(f"buffers={spec.buffers!r}: expected a list of declarations, such as [CuSeqlens('cu_seqlens')]")
+        raise SpecError(f"buffers={spec.buffers!r}: expected a list of declarations, such as [vg.buffers.CuSeqlens()]")
     if not isinstance(spec.inputs, Sequence) or not all(isinstance(one, Input) for one in spec.inputs):
         raise SpecError(
-            f"inputs={spec.inputs!r}: expected a list of PerRow, PerItem and PerCall, such as [PerItem('timestep')]"
+            f"inputs={spec.inputs!r}: expected a list of PerRow, PerItem and PerCall of vg.inputs, such as "
+            "[vg.inputs.PerItem('timestep')]"
         )
     if isinstance(spec.ignored, str) or not isinstance(spec.ignored, Sequence):
         raise SpecError(f"ignored={spec.ignored!r}: expected a list of names of arguments, such as ['attention_mask']")
@@ -107,7 +108,7 @@ def check_rows(spec: "BufferSpec") -> None:
         if buffer.for_rows not in (kind, None):
             raise SpecError(
                 f"{buffer!r} is for {buffer.for_rows} rows, but {type(spec.layout).__name__} has {kind} ones; declare "
-                "AttentionMask, RelativePositionBias, buffers.Mask, MaxSeqlen, DeviceBuffer or HostBuffer for a "
+                "AttentionMask, RelativePositionBias, Mask, MaxSeqlen, DeviceBuffer or HostBuffer of vg.buffers for a "
                 "padded batch, the others for packed rows"
             )
     if spec.batched and spec.row_input.rows_dim:
@@ -128,8 +129,8 @@ def _check_pictures(spec: "BufferSpec", layout: Pictures) -> None:
     shape, side = spec.row_input.shape, layout.patch
     if shape is None or len(shape) != 3 or shape[1:] != (side, side):
         raise SpecError(
-            f"{spec.rows!r}: expected inputs.Rows({spec.row_input.name!r}, (channels, {side}, {side})), because rows "
-            f"of {layout!r} are patches of pictures"
+            f"{spec.rows!r}: expected vg.inputs.Rows({spec.row_input.name!r}, (channels, {side}, {side})), because "
+            f"rows of {layout!r} are patches of pictures"
         )
     if any(isinstance(one, PerRow) for one in spec.inputs):
         raise SpecError(f"{spec.inputs!r}: rows of {layout!r} are patches of pictures, so expected no PerRow beside")
@@ -188,12 +189,12 @@ def check_budgets(spec: "BufferSpec", budgets: Sequence[Budget]) -> None:
             if budget.rows != budget.items * budget.max_seqlen:
                 raise BudgetError(
                     f"{budget} does not describe a padded batch: expected rows = items * max_seqlen; write "
-                    "Budget.padded(batch, length), or a PaddedLadder"
+                    "vg.budgets.Budget.padded(batch, length), or a vg.budgets.PaddedLadder"
                 )
             if budget.max_seqlen < spec.shortest:
                 raise BudgetError(
                     f"no item could use {budget}: an item of fewer than {spec.shortest} rows has no entry in some "
-                    f"output; raise its length, or write PaddedLadder(min_length={spec.shortest}) or more"
+                    f"output; raise its length, or write vg.budgets.PaddedLadder(min_length={spec.shortest}) or more"
                 )
     for budget in budgets:
         if min(budget.rows, budget.max_seqlen if spec.layout.padded else budget.rows) < spec.smallest:

@@ -23,7 +23,7 @@ _DECLARATIONS = {
     r"interpolat|bilinear|bicubic|upsample|resample": "Interpolation",
     r"rot(ary)?_|_rot|rope|freqs": "RotaryTable",
     r"pos(ition)?_?ids|coordinates": "GridPositions (of grids) or RowPositions (of lengths)",
-    r"(padding|attention|sdpa)_mask(?!=None)": "the layout Mask, with the buffer AttentionMask or buffers.Mask",
+    r"(padding|attention|sdpa)_mask(?!=None)": "the layout vg.Mask, with the buffer AttentionMask or Mask",
     r"attn|attention": "CuSeqlens, and call vg.varlen_attention with it",
 }
 """Declaration by pattern, most specific first."""

@@ -133,7 +133,7 @@ class BoundForward:
                 raise  # what CUDA refuses in a recording, `CudaCapture` explains
             declared = self._forward.spec.advice(
                 "something in the module has a size that follows neither from the rows nor from a declared buffer, or "
-                "rows have another shape than inputs.Rows(shape=...) declares, or the first call brought; "
+                "rows have another shape than vg.inputs.Rows(shape=...) declares, or the first call brought; "
                 "vg.diagnose(module, calls) names what cannot be captured, and",
                 "the module computes a size in another way than its recipe declares;",
             )

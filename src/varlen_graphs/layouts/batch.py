@@ -18,8 +18,8 @@ class Batch(LayoutArgument):
     """Items of one size: the rows are a batch `[batch, ...]`, and nothing else describes them.
 
     Each item counts as one row of any shape, such as `[channels, height, width]`. Budgets are batch sizes, such as
-    `[1, 2, 4, 8]`; a larger batch takes several replays. Where `inputs.Rows(shape=...)` is not declared, items of each
-    shape (resolution) get graphs and static inputs of their own, which count as a set of static arguments does.
+    `[1, 2, 4, 8]`; a larger batch takes several replays. Where `vg.inputs.Rows(shape=...)` is not declared, items of
+    each shape (resolution) get graphs and static inputs of their own, which count as a set of static arguments does.
 
     Attributes:
         columns: Extra integers that each item carries.

@@ -67,9 +67,9 @@ class PictureSizes(Pictures):
 
     Calls bring the rows as `[images, channels, height, width]`, each image in the upper left corner, and the real
     patches of each are packed, line by line, in two copies. A patch that an image only begins to fill does not count.
-    The rows are declared as `inputs.Rows(name, (channels, patch, patch))`, the form in which the module receives them;
-    it does not get the sizes. Outputs declared as `Rows()` are returned as `[images, patches of the padded picture,
-    ...]` with zeros past the image. Budgets count patches.
+    The rows are declared as `vg.inputs.Rows(name, (channels, patch, patch))`, the form in which the module receives
+    them; it does not get the sizes. Outputs declared as `Rows()` are returned as `[images, patches of the padded
+    picture, ...]` with zeros past the image. Budgets count patches.
 
     Attributes:
         name: Name of the argument. A call may bring a list of pairs, or a tensor `[images, 2]` on the CPU or the GPU. A

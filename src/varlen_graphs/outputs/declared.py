@@ -49,7 +49,8 @@ def extents(declared: Declared) -> list[Extent]:
     if isinstance(declared, str) or not isinstance(declared, Fields | Mapping | Sequence):
         raise SpecError(
             f"{declared!r} does not declare an output: expected an instance of Rows, Items, Groups, Entries or "
-            "FrameRows, such as Rows(), or a dict, Fields(...), tuple or list of these"
+            "FrameRows of vg.outputs, such as vg.outputs.Rows(), or a dict, vg.outputs.Fields(...), tuple or list "
+            "of these"
         )
     parts: Iterable[Declared] = declared if isinstance(declared, Sequence) else named(declared).values()
     return [extent for part in parts for extent in extents(part)]

@@ -37,7 +37,7 @@ def check_rows(store: GraphStore, device: torch.device, dtype: torch.dtype) -> N
     if device != here:
         raise InputError(f"{name} is on {device}, the module on {here}; move it first, for example {name}.to('{here}')")
     if dtype != expected and not (dtype.is_floating_point and expected.is_floating_point):
-        declared = forward.spec.advice(f", or declare rows=inputs.Rows({name!r}, dtype={dtype})", "")
+        declared = forward.spec.advice(f", or declare rows=vg.inputs.Rows({name!r}, dtype={dtype})", "")
         raise InputError(
             f"{name} is {dtype}: expected {expected}; floating rows are cast, others are not: convert them{declared}"
         )
@@ -89,7 +89,9 @@ def no_rows(store: GraphStore) -> Tensor:
         raise SpecError(reason)
     shape = forward.spec.layout.usual if packed.shape is None else packed.shape
     if shape is None or device is None:
-        declared = f"declare rows=inputs.Rows({packed.name!r}, shape=...) or Batch(usual=...), or make a call instead"
+        declared = (
+            f"declare rows=vg.inputs.Rows({packed.name!r}, shape=...) or Batch(usual=...), or make a call instead"
+        )
         raise SpecError(
             f"the shape of {packed.name} is not known before the first call, or the module has no parameter to tell its"
             f" device; {forward.spec.advice(declared, 'make a call first')}"
