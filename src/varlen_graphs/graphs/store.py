@@ -407,7 +407,7 @@ class GraphStore:
         return f"{name}={quoted(static_args[name])}, after {len(values[name])} other values"
 
     def add(self, budget: Budget) -> None:
-        """Add a budget, and capture it where there are graphs and calls do not wait for `capture_wanted`.
+        """Add a budget, and capture it where there are graphs and calls do not wait for `capture_pending`.
 
         If the arena lacks room, everything is recaptured in a larger one. After an error the budget is not there.
 

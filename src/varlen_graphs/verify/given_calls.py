@@ -115,9 +115,9 @@ def _ways(executor: Executor, call: Call) -> tuple[GraphSet, list[ReplayBatches]
         InputError: There is none.
     """
     spec, layout, costs = executor.spec, read_layout(executor.spec, call), executor.store.budgets.costs
-    load, size, everything = spec.usage.of(layout), spec.exact_budget(layout), range(len(layout))
+    usage, size, everything = spec.usage.of(layout), spec.exact_budget(layout), range(len(layout))
     graphs = executor.store.find(call.key)
-    whole = [budget for budget in sorted(costs.replays) if budget.holds(*load)]
+    whole = [budget for budget in sorted(costs.replays) if budget.holds(*usage)]
     whole += [size] * (graphs is not None and size in graphs.exact)
     batches = executor.router.route(call, costs, timed=False).batches
     ways = [batches] * (len(batches) > 1) + [[ReplayBatch(budget, everything)] for budget in whole]
