@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from typing import Any, NoReturn
 
@@ -56,7 +57,7 @@ class Mask(LayoutArgument):
     optional: bool = False
     packed: bool = False
 
-    @property
+    @cached_property
     def padded(self) -> bool:  # type: ignore[override]  # read only, as all fields of a frozen class
         """True if the module takes the padded batch as it is."""
         return not self.packed
