@@ -8,7 +8,7 @@ from torch import Tensor
 from varlen_graphs.attention.schedule import long_tiles_of, tiles_of
 
 UNALIGNED = "tensors with gaps between channels, or heads or rows that begin at no multiple of 16 bytes: expected none"
-"""Why kernels that load vectors refuse inputs that are not `is_aligned`."""
+"""Reason why kernels that load vectors refuse inputs that are not `is_aligned`."""
 
 
 class AttentionInputs(NamedTuple):

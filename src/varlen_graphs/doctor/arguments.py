@@ -13,7 +13,7 @@ from varlen_graphs.watch.rules import has_storage
 
 
 class Known(Protocol):
-    """What a run knows about its tensors."""
+    """Facts about the tensors of a run."""
 
     def is_host(self, tensor: Tensor) -> bool:
         """Return True if a tensor is on the host."""

@@ -1,4 +1,4 @@
-"""What calls bring: the rows, and other tensors of a row, an item or a call."""
+"""Declared inputs: the rows, and other tensors of a row, an item or a call."""
 
 from varlen_graphs.inputs.extra import Input, PerCall, PerItem, PerRow
 from varlen_graphs.inputs.normalize import Normalize

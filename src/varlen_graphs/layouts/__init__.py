@@ -1,4 +1,4 @@
-"""How arguments describe the items of a call, and the item table on the device."""
+"""Layouts: arguments that describe the items of a call, and the item table on the device."""
 
 from varlen_graphs.layouts.arguments import LayoutArgument
 from varlen_graphs.layouts.batch import Batch

@@ -1,4 +1,4 @@
-"""What a module returns: which entries of each tensor belong to which item."""
+"""Declared outputs: the entries of each tensor that belong to each item."""
 
 from varlen_graphs.outputs.declared import Fields
 from varlen_graphs.outputs.entries import Entries, FrameRows, Groups, Items, Rows
