@@ -21,7 +21,7 @@ from torch import nn
 import varlen_graphs as vg
 from tests.support.contract import check_padding_contract
 from tests.support.encoders import (
-    UNPROVEN,
+    UNVERIFIED,
     Attention,
     attention_encoder,
     attention_spec,
@@ -212,7 +212,7 @@ def test_memory_that_a_budget_of_its_own_reads_is_held():
 
     module, made = Cached(), []
     module.factor = None
-    encoder, rows = attention_encoder(module=module, verify=UNPROVEN), rows_for([6])
+    encoder, rows = attention_encoder(module=module, verify=UNVERIFIED), rows_for([6])
     encoder(rows, lengths=[6])
     gc.collect()
     assert len(made) >= 2
@@ -752,7 +752,7 @@ def test_a_capture_with_dropout_at_work_is_warned_of():
             return self.dropout(super().forward(x, cu_seqlens, max_seqlen))
 
     with pytest.warns(UserWarning, match="captured in training mode with 1 active dropout; call module.eval"):
-        attention_encoder(module=Dropping(), verify=UNPROVEN)(rows_for([6]), lengths=[6])
+        attention_encoder(module=Dropping(), verify=UNVERIFIED)(rows_for([6]), lengths=[6])
     attention_encoder(module=Dropping().eval())(rows_for([6]), lengths=[6])
 
 
@@ -988,7 +988,7 @@ class Centred(nn.Module):
 
 def test_a_mean_over_all_rows_takes_padding_in():
     encoder = vg.GraphedEncoder(
-        Centred(), [64], vg.BufferSpec(vg.inputs.Rows("x", shape=(8,)), vg.Lengths()), backend="tape", verify=UNPROVEN
+        Centred(), [64], vg.BufferSpec(vg.inputs.Rows("x", shape=(8,)), vg.Lengths()), backend="tape", verify=UNVERIFIED
     )
     rows = rows_for([6])
     encoder(rows, lengths=[6])

@@ -83,7 +83,7 @@ class GraphedEncoder(nn.Module):
         forward: Function that runs in place of the module, called as `forward(module, **arguments)`. It computes the
             same outputs from other arguments: what differs from the module's own raises, see `BufferSpec.declared_by`.
         method: Name of the method that is meant where that is not `forward`: `"forward_features"`, `"encode_image"`. A
-            call has its arguments; graphs hold it, or the function in its place, and are proven against it.
+            call has its arguments; graphs hold it, or the function in its place, and are verified against it.
         backend: `"cuda"`; `"tape"`, which replays on the CPU what a graph would (for tests without a GPU); `"eager"`,
             which captures nothing; or `"auto"`: `"cuda"` for a module on a CUDA device, `"eager"` elsewhere, with one
             warning.
@@ -100,7 +100,7 @@ class GraphedEncoder(nn.Module):
             shared pool counts in full.
         capture: Options of captures: lazy, compiled, what to do when memory changes, warm-up files.
         verify: Number of first calls of each budget to compare with the module itself, or a `Verify` with more options,
-            among them those of the proof of new graphs.
+            among them those of the check of new graphs.
 
     Attributes:
         module: As given.

@@ -123,12 +123,12 @@ def test_the_mask_of_another_model_is_refused_and_calls_run_eager(name):
     model = text_model(name)
     encoder = text_encoder(name, model, [vg.buffers.AttentionMask("mask")], declared_by="recipe")
     with pytest.warns(
-        UserWarning, match="graphs failed the proof .* not used(.|\n)*something other than the module itself"
+        UserWarning, match="graphs failed verification .* not used(.|\n)*something other than the module itself"
     ):
         encoder.capture()
     ids, mask = texts([60, 33, 64, 1])
     assert error_of(encoder(ids, attention_mask=mask), model(ids, attention_mask=mask), mask) < 1e-5
-    assert encoder.stats.eager == {"its budget failed the proof": 1}
+    assert encoder.stats.eager == {"its budget failed verification": 1}
     strict = text_encoder(name, model, [vg.buffers.AttentionMask("mask")], verify=vg.options.Verify(strict=True))
     with pytest.raises(vg.errors.VerificationError, match="something other than the module itself"):
         strict(ids, attention_mask=mask)
@@ -140,7 +140,7 @@ def test_a_key_mask_of_four_dimensions_is_refused_too(name):
         return model(input_ids, attention_mask=key_mask[:, None, None])
 
     encoder = text_encoder(name, text_model(name), [vg.buffers.Mask("key_mask")], forward)
-    with pytest.warns(UserWarning, match="failed the proof"):
+    with pytest.warns(UserWarning, match="failed verification"):
         encoder.capture()
 
 
@@ -148,7 +148,7 @@ def test_a_key_mask_of_four_dimensions_is_refused_too(name):
 def test_a_window_that_is_off_by_one_is_refused(window):
     masks, forward = masks_of("modernbert")
     wrong = [masks[0], vg.buffers.AttentionMask("sliding", window=window)]
-    with pytest.warns(UserWarning, match="failed the proof"):
+    with pytest.warns(UserWarning, match="failed verification"):
         text_encoder("modernbert", text_model("modernbert"), wrong, forward).capture()
 
 
@@ -179,7 +179,7 @@ def test_the_proof_sees_windows_wider_than_its_other_items_are_long(window):
         x, real = padded_batch([600])
         assert distance(encoder(x, real=real), encoder.module(x, real)) < 1e-5
     else:
-        with pytest.warns(UserWarning, match="2 of 2 graphs failed the proof"):
+        with pytest.warns(UserWarning, match="2 of 2 graphs failed verification"):
             encoder.capture()
 
 

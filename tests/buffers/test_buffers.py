@@ -310,7 +310,7 @@ def test_frames_are_items_where_items_have_none(layout, options):
         vg.buffers.MaxSeqlen("most", "item"),
     ]
     spec = vg.BufferSpec("x", layout, buffers)
-    encoder = vg.GraphedEncoder(Counts().eval(), [64], spec, backend="tape", verify=vg.options.Verify(prove=False))
+    encoder = vg.GraphedEncoder(Counts().eval(), [64], spec, backend="tape", verify=vg.options.Verify(at_capture=False))
     sizes = [6] if isinstance(layout, vg.Lengths) else [(2, 3)]
     assert torch.equal(encoder(torch.ones(6, 4), sizes=sizes), torch.full((6, 4), 6.0))
 

@@ -125,7 +125,11 @@ def test_a_function_that_does_not_look_at_its_layout_is_an_error_of_a_split_call
     buffer = vg.buffers.HostBuffer("b", lambda layout: values, ("items",), torch.float32)
     spec = vg.BufferSpec(vg.inputs.Rows("x", (8,)), vg.Lengths(), [buffer])
     encoder = vg.GraphedEncoder(
-        Named().eval(), [vg.budgets.Budget(16, items=4)], spec, backend="tape", verify=vg.options.Verify(prove=False)
+        Named().eval(),
+        [vg.budgets.Budget(16, items=4)],
+        spec,
+        backend="tape",
+        verify=vg.options.Verify(at_capture=False),
     )
     encoder(torch.randn(8, 8), lengths=[2, 2, 2, 2])
     with pytest.raises(vg.errors.SpecError, match="a replay may have only some items of a call"):

@@ -166,7 +166,7 @@ def test_a_padded_batch_equals_the_module_itself():
         encoder.poison()
         assert distance(encoder(x, real=real)[real], module(x, real)[real]) < 1e-5
     assert not encoder.stats.eager
-    assert "proven against the module itself" in str(encoder.report())
+    assert "verified against the module itself" in str(encoder.report())
 
 
 @pytest.mark.parametrize("wrong", [T5Buckets(8, 40), T5Buckets(8, 20, causal=True), lambda offset: BUCKETS(-offset)])

@@ -182,7 +182,7 @@ def test_a_function_that_returns_fewer_layers_than_the_module_is_not_used():
     with pytest.warns(UserWarning, match=r"output.hidden_states\[2\] of item ., .* differs by inf from the module its"):
         output = encoder(rows, lengths=lengths, **ASKS)
     assert len(output["hidden_states"]) == 4
-    assert encoder.stats.eager == {"its budget failed the proof": 1}
+    assert encoder.stats.eager == {"its budget failed verification": 1}
 
 
 def test_the_index_of_a_layer_is_a_static_argument():

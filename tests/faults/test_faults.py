@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import varlen_graphs as vg
-from tests.support.encoders import UNPROVEN, Attention, attention_encoder, attention_spec, rows_for
+from tests.support.encoders import UNVERIFIED, Attention, attention_encoder, attention_spec, rows_for
 from tests.support.segments import relative
 from tests.support.towers import equal_bits
 
@@ -107,7 +107,7 @@ class Test03ZerosInTheTailOfTheBoundaries:
     def test_an_image_in_a_graph_sized_for_video_has_no_segment_of_negative_length(self):
         spec = vg.BufferSpec("x", vg.GridTHW(), [vg.buffers.CuSeqlens(per="frame")])
         encoder = vg.GraphedEncoder(
-            Boundaries(), [vg.budgets.Budget(256, items=4, segments=64)], spec, backend="tape", verify=UNPROVEN
+            Boundaries(), [vg.budgets.Budget(256, items=4, segments=64)], spec, backend="tape", verify=UNVERIFIED
         )
         for grid in ([(32, 2, 2)], [(1, 4, 4)], [(1, 2, 3), (2, 4, 5)]):
             rows = sum(t * h * w for t, h, w in grid)
@@ -186,7 +186,7 @@ class Test06FreedOrMovedMemoryIsReplayed:
                 return x + self.cache[len(x)].sum()
 
         encoder = vg.GraphedEncoder(
-            Caching(), [80, 144], vg.BufferSpec("x", vg.Lengths()), backend="tape", verify=UNPROVEN
+            Caching(), [80, 144], vg.BufferSpec("x", vg.Lengths()), backend="tape", verify=UNVERIFIED
         )
         small, large = rows_for([5]), rows_for([100, 20])
         first = encoder(small, lengths=[5])

@@ -114,7 +114,7 @@ def test_budgets_are_measured_again_after_a_release():
 
 def test_default_budgets_are_bounded_by_the_time_until_the_first_answer():
     spec = vg.BufferSpec("pictures", vg.Batch(), outputs=vg.outputs.Items())
-    encoder = vg.GraphedEncoder(Slow().eval(), None, spec, backend="tape", verify=vg.options.Verify(prove=False))
+    encoder = vg.GraphedEncoder(Slow().eval(), None, spec, backend="tape", verify=vg.options.Verify(at_capture=False))
     pictures = torch.randn(1, 3, 4, 4)
     torch.testing.assert_close(encoder(pictures), pictures.mean((1, 2, 3)))
     assert {budget.items for budget in encoder.disabled} >= {32}

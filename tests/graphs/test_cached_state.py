@@ -247,7 +247,7 @@ def test_the_check_costs_a_module_that_keeps_nothing_few_runs():
             next(runs)
             return super().forward(x)
 
-    encoder = encoder_of(Counting(8, 8).eval(), budgets=[64], verify=vg.options.Verify(prove=False))
+    encoder = encoder_of(Counting(8, 8).eval(), budgets=[64], verify=vg.options.Verify(at_capture=False))
     encoder(rows_for([6]), lengths=[6])
     # The call, its repetition and a run at capacity; the probes; two runs and the capture of the budget.
     assert next(runs) == 3 + 2 + 3
@@ -275,7 +275,7 @@ def each_call_is_that_of_the_module(module, calls):
     return encoder
 
 
-REFUSED = "ignore:.*failed the proof"
+REFUSED = "ignore:.*failed verification"
 
 
 @pytest.mark.filterwarnings(REFUSED)
@@ -388,7 +388,7 @@ def test_a_module_whose_outputs_depend_on_earlier_calls_answers_itself(make):
         torch.testing.assert_close(encoder(rows, lengths=lengths), alone(rows))
     assert all(map(torch.equal, module.state_dict().values(), alone.state_dict().values()))
     assert getattr(module, "longest", 0) == getattr(alone, "longest", 0)
-    assert encoder.stats.eager.keys() <= {"its budget failed the proof", "larger than every budget"}
+    assert encoder.stats.eager.keys() <= {"its budget failed verification", "larger than every budget"}
 
 
 class Filled(nn.Module):
@@ -411,7 +411,7 @@ class Filled(nn.Module):
 @pytest.mark.parametrize("prove", [True, False])
 def test_captures_fill_no_table_of_the_module(prove):
     module, rows = Filled().eval(), rows_for([12, 8])
-    encoder = encoder_of(module, budgets=[64, 128, 512], verify=vg.options.Verify(prove=prove))
+    encoder = encoder_of(module, budgets=[64, 128, 512], verify=vg.options.Verify(at_capture=prove))
     for _ in range(3):
         assert torch.equal(encoder(rows, lengths=[12, 8]), rows * 2)
     assert (module.rows, module.table.count_nonzero(), module.calls) == (20, 20, 1)

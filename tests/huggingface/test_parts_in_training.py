@@ -140,7 +140,7 @@ def test_calls_of_all_threads_are_counted_while_one_makes_the_encoder(make):
 def test_what_was_captured_in_training_mode_is_captured_again_in_evaluation():
     module = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.9)).requires_grad_(False)
     spec = vg.BufferSpec("input", vg.Lengths())
-    encoder = vg.GraphedEncoder(module, [64], spec, backend="tape", verify=vg.options.Verify(prove=False))
+    encoder = vg.GraphedEncoder(module, [64], spec, backend="tape", verify=vg.options.Verify(at_capture=False))
     rows = torch.randn(10, 8)
     with pytest.warns(UserWarning, match="captured in training mode"):
         encoder(rows, lengths=[6, 4])

@@ -34,7 +34,7 @@ def clips(*shape):
 def test_models_with_a_head(kind, config, path, shape):
     model, batch = model_of(kind, config), clips(*shape)
     expected = [model(batch, attention_mask=MASK).logits, model(batch[:1]).logits]
-    vg.wrap(model, {path: BUDGET}, backend="tape", verify=vg.options.Verify(prove=False))
+    vg.wrap(model, {path: BUDGET}, backend="tape", verify=vg.options.Verify(at_capture=False))
     out = [model(batch, attention_mask=MASK).logits, model(batch[:1]).logits]
     encoder = vg.encoders(model)[path]
     frames = [encoder.spec.outputs.fields["last_hidden_state"].of_item(rows) for rows in MASK.sum(1).tolist()]
@@ -51,7 +51,7 @@ def test_models_with_a_head(kind, config, path, shape):
 def test_a_model_that_lets_padding_reach_real_frames_runs_clips_of_several_lengths_itself():
     model, batch = model_of("HubertModel", transformers.HubertConfig(**SAMPLES)), clips()
     expected = model(batch, attention_mask=MASK)[0]
-    vg.wrap(model, BUDGET, backend="tape", verify=vg.options.Verify(prove=False))
+    vg.wrap(model, BUDGET, backend="tape", verify=vg.options.Verify(at_capture=False))
     torch.testing.assert_close(model(batch, attention_mask=MASK)[0], expected)
     model(batch)
     (encoder,) = vg.encoders(model).values()
@@ -70,7 +70,7 @@ def test_the_encoder_of_a_model_that_generates():
         model,
         {"model.encoder": [vg.budgets.Budget.padded(1, 3000)]},
         backend="tape",
-        verify=vg.options.Verify(prove=False),
+        verify=vg.options.Verify(at_capture=False),
     )
     assert torch.equal(model.generate(**call, do_sample=False), expected)
     assert vg.encoders(model)["model.encoder"].stats.replays.total() == 1
@@ -87,7 +87,7 @@ def test_the_encoder_of_a_model_whose_clips_have_no_mask():
     )
     model, clip = model_of("GraniteSpeechForConditionalGeneration", config), torch.randn(2, 70, 160)
     expected = model.get_audio_features(clip).pooler_output
-    vg.wrap(model, {"model.encoder": BUDGET}, backend="tape", verify=vg.options.Verify(prove=False))
+    vg.wrap(model, {"model.encoder": BUDGET}, backend="tape", verify=vg.options.Verify(at_capture=False))
     out = model.get_audio_features(clip).pooler_output
     torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-4)
     assert vg.encoders(model)["model.encoder"].stats.replays.total() == 1
@@ -173,7 +173,7 @@ def test_models_that_read_what_their_tower_makes_of_padding_get_that_of_the_towe
         model,
         {path: [vg.budgets.Budget.padded(4, mask.shape[1])]},
         backend="tape",
-        verify=vg.options.Verify(prove=False),
+        verify=vg.options.Verify(at_capture=False),
     )
     torch.testing.assert_close(run(model, batch, mask), expected, atol=1e-5, rtol=1e-4)
     encoder = vg.encoders(model)[path]
@@ -185,6 +185,6 @@ def test_models_that_read_what_their_tower_makes_of_padding_get_that_of_the_towe
 
 def test_a_tower_that_is_wrapped_alone_leaves_zeros_for_whoever_reads_them():
     model, batch = Mean().eval(), clips(16)
-    vg.wrap(model.encoder, BUDGET, backend="tape", verify=vg.options.Verify(prove=False))
+    vg.wrap(model.encoder, BUDGET, backend="tape", verify=vg.options.Verify(at_capture=False))
     model(batch, MASK)
     assert not vg.encoders(model)["encoder"].stats.eager

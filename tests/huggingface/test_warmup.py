@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import varlen_graphs as vg
-from tests.support.encoders import UNPROVEN
+from tests.support.encoders import UNVERIFIED
 from tests.support.towers import pixels, qwen2_tower, qwen3_vl_tower
 
 SMALL, LARGE = [(1, 8, 8)], [(1, 16, 12)]
@@ -24,7 +24,7 @@ class Model(nn.Module):
 
 def wrapped(path, model=None, **options):
     capture = vg.options.Capture(lazy=True, warmup=path, **options)
-    return vg.wrap(Model() if model is None else model, BUDGETS, backend="tape", capture=capture, verify=UNPROVEN)
+    return vg.wrap(Model() if model is None else model, BUDGETS, backend="tape", capture=capture, verify=UNVERIFIED)
 
 
 def rows(encoder):
@@ -36,7 +36,7 @@ def rows(encoder):
 def saved(tmp_path_factory):
     """The file of a run whose towers had calls of other sizes."""
     path = tmp_path_factory.mktemp("saved") / "warm.json"
-    model = vg.wrap(Model(), BUDGETS, backend="tape", verify=UNPROVEN)
+    model = vg.wrap(Model(), BUDGETS, backend="tape", verify=UNVERIFIED)
     with torch.no_grad():
         for name, grid in (("left", SMALL), ("right", LARGE), ("other", LARGE)):
             getattr(model, name)(pixels(grid), grid_thw=torch.tensor(grid))
@@ -80,7 +80,7 @@ def test_a_file_is_found_by_what_an_encoder_is_where_it_has_another_name(path):
     tower = qwen2_tower()
     assert rows(vg.encoders(wrapped(path, tower))[""]) == [256]
     alone = path.with_name("alone.json")
-    tower = vg.wrap(qwen2_tower(), BUDGETS, backend="tape", verify=UNPROVEN)
+    tower = vg.wrap(qwen2_tower(), BUDGETS, backend="tape", verify=UNVERIFIED)
     tower(pixels(SMALL), grid_thw=torch.tensor(SMALL))
     vg.encoders(tower).save_warmup(alone)
     with pytest.warns(UserWarning, match="was written for another setup: module is .*Qwen2.*, not .*Qwen3"):

@@ -325,7 +325,7 @@ def test_what_mixes_the_entries_of_items_fails_the_proof():
     spec = vg.BufferSpec(vg.inputs.Rows("x", (8,)), vg.Lengths(), inputs=[vg.inputs.PerItem("t", (8,))])
     encoder = vg.GraphedEncoder(MixesItems().eval(), [vg.budgets.Budget(64, items=4)], spec, backend="tape")
     x, t = torch.randn(6, 8), torch.randn(2, 8)
-    with pytest.warns(UserWarning, match="failed the proof"):
+    with pytest.warns(UserWarning, match="failed verification"):
         got = encoder(x, t=t, lengths=[2, 4])
     assert torch.equal(got, encoder.module(x, t))
     assert not encoder.stats.replays

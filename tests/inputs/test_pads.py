@@ -9,7 +9,7 @@ from tests.support.pads import KINDS, TOKENS, check_pads
 @pytest.mark.parametrize("prove", [True, False])
 @pytest.mark.parametrize("name", KINDS)
 def test_a_declared_value_that_a_table_does_not_have_is_named(name, prove):
-    check_pads(name, backend="tape", verify=vg.options.Verify(prove=prove))
+    check_pads(name, backend="tape", verify=vg.options.Verify(at_capture=prove))
 
 
 def test_a_declared_value_that_the_tables_have_is_not():

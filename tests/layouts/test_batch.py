@@ -134,7 +134,7 @@ class Mean(nn.Module):
 
 def test_what_mixes_the_items_of_a_batch_fails_the_proof():
     encoder, x = encoder_of_batches(module=Mean().eval()), images(3, 8)
-    with pytest.warns(UserWarning, match="failed the proof"):
+    with pytest.warns(UserWarning, match="failed verification"):
         got = encoder(x)
     assert distance(got, encoder.module(x)) < 1e-6
     assert not encoder.stats.replays

@@ -12,7 +12,7 @@ from torch import nn
 import varlen_graphs as vg
 from tests.support.clips import BUDGETS, COLUMN, DIM, QUERIES, clip_rows, clips_encoder
 from tests.support.contract import check_padding_contract
-from tests.support.encoders import SIMULATED, UNPROVEN
+from tests.support.encoders import SIMULATED, UNVERIFIED
 from tests.support.towers import distance
 from varlen_graphs.declaration.reading import parse
 from varlen_graphs.layouts.samples import sample_layout
@@ -106,7 +106,7 @@ def test_a_buffer_of_your_own_may_use_the_segments_of_groups():
         spec,
         forward=lambda module, x, longest: x * 0 + longest,
         backend="tape",
-        verify=UNPROVEN,
+        verify=UNVERIFIED,
     )
     assert (encoder(torch.zeros(13, 1), sizes=[(2, 2), (3, 3)], times=[[0, 1]]) >= 13).all()
 
@@ -231,7 +231,7 @@ def test_grids_on_the_device_are_not_read_on_the_host():
         ),
         forward=lambda module, x, at, tgt_sizes: x * 0 + at[:, None] + 10 * tgt_sizes[0, 1],
         **SIMULATED,
-        verify=UNPROVEN,
+        verify=UNVERIFIED,
     )
     output = encoder(torch.zeros(12, 1), tgt_sizes=torch.tensor([[2, 3], [3, 2]]))
     assert output.flatten().tolist() == [30, 30, 30, 31, 31, 31, 30, 30, 31, 31, 32, 32]

@@ -10,7 +10,7 @@ from torch import nn
 
 import varlen_graphs as vg
 from tests.support.contract import check_half_precision, check_padding_contract
-from tests.support.encoders import UNPROVEN
+from tests.support.encoders import UNVERIFIED
 from tests.support.pictures import GEMMA4, IMAGE, WORDS, build, patch_positions, position_rows
 from tests.support.towers import adapt, distance
 
@@ -93,7 +93,7 @@ def test_the_call_and_the_output_are_the_towers_own(changes):
         assert output.last_hidden_state.shape == (108 // tower.config.pooling_kernel_size**2, 32)
         assert distance(output.last_hidden_state, expected.last_hidden_state) < 1e-5
     assert not encoder.stats.eager
-    assert "proven against the module itself" in str(encoder.report())
+    assert "verified against the module itself" in str(encoder.report())
     assert "largest error" in str(
         encoder.verify([{"pixel_values": rows.nan_to_num(), "pixel_position_ids": positions}])
     )
@@ -111,7 +111,7 @@ def test_half_precision_is_as_close_to_float32_as_the_original():
     tower = gemma4_tower(dtype=dtype)
     exact, positions = copy.deepcopy(tower).float(), patch_positions(SIZES)
     rows = position_rows(positions)
-    encoder = vg.recipes.gemma4(tower, ONE, backend="tape", verify=UNPROVEN)  # what is compared here is the rounding
+    encoder = vg.recipes.gemma4(tower, ONE, backend="tape", verify=UNVERIFIED)  # what is compared here is the rounding
     output = encoder(rows, positions)
     check_half_precision(
         output.last_hidden_state,

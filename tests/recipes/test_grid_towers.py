@@ -13,7 +13,7 @@ import varlen_graphs as vg
 from benchmarks.coverage import tiny
 from tests.support import strategies
 from tests.support.contract import check_half_precision, check_padding_contract
-from tests.support.encoders import UNPROVEN
+from tests.support.encoders import UNVERIFIED
 from tests.support.grid_towers import FAMILIES, beside, grid_tower, original_of, recipe_of, rows_of, taken
 from tests.support.towers import adapt, distance, equal_bits
 
@@ -118,7 +118,7 @@ def test_verify_finds_nothing(encoder, family):
 def test_graphs_are_proven_against_the_tower(encoder, family):
     grid = [(1, 8, 8)]
     encoder(rows_of(family)(grid), grid_thw=grid, **beside(family, grid))
-    assert "proven against the module itself" in str(encoder.report())
+    assert "verified against the module itself" in str(encoder.report())
 
 
 def test_weights_that_change_in_place_are_followed(family):
@@ -146,7 +146,7 @@ PATHS = [
 def test_adapters_are_called(family, path):
     tower = grid_tower(family)
     adapt(tower, path)
-    encoder = recipe_of(family)(tower.eval(), BUDGETS[:1], backend="tape", verify=UNPROVEN)
+    encoder = recipe_of(family)(tower.eval(), BUDGETS[:1], backend="tape", verify=UNVERIFIED)
     grid = taken(family, MIXED)
     rows, more = rows_of(family)(grid), beside(family, grid)
     assert distance(encoder(rows, grid_thw=grid, **more), original_of(tower, family)(rows, grid)) < 1e-5
@@ -155,7 +155,7 @@ def test_adapters_are_called(family, path):
 def test_half_precision_is_as_close_to_float32_as_the_original(family):
     tower = grid_tower(family, dtype=torch.bfloat16)
     exact = copy.deepcopy(tower).float()
-    encoder = recipe_of(family)(tower, BUDGETS[1:], backend="tape", verify=UNPROVEN)
+    encoder = recipe_of(family)(tower, BUDGETS[1:], backend="tape", verify=UNVERIFIED)
     grid = taken(family, MIXED)
     rows, more = rows_of(family)(grid).bfloat16(), beside(family, grid)
     expected = original_of(exact, family)(rows.float(), grid)

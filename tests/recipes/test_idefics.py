@@ -93,7 +93,7 @@ def test_the_call_and_the_output_are_the_towers_own():
     whole = rows.nan_to_num()
     assert distance(encoder(whole), original(TOWER)(whole, torch.ones_like(mask))) < 1e-5  # all patches are real
     assert not encoder.stats.eager
-    assert "proven against the module itself" in str(encoder.report())
+    assert "verified against the module itself" in str(encoder.report())
     assert "largest error" in str(encoder.verify([{"pixel_values": whole, "patch_attention_mask": mask}]))
 
 
@@ -105,7 +105,7 @@ def test_padding_whose_features_become_tokens_runs_eager():
     assert distance(encoder(rows, mask, output_hidden_states=True), expected) < 1e-5
     assert distance(encoder(rows), original(tower)(rows, mask)) < 1e-5
     assert not encoder.stats.eager
-    assert "proven against the module itself" in str(encoder.report())
+    assert "verified against the module itself" in str(encoder.report())
     rows, mask = pictures(SIZES).nan_to_num(), patch_mask(SIZES)
     with torch.no_grad():
         assert distance(encoder(rows, mask), tower(rows, patch_attention_mask=mask)) == 0

@@ -10,7 +10,7 @@ import varlen_graphs as vg
 from benchmarks.coverage import tiny
 from tests.support import strategies
 from tests.support.contract import check_half_precision, check_padding_contract
-from tests.support.encoders import UNPROVEN
+from tests.support.encoders import UNVERIFIED
 from tests.support.inkling import inkling_tower, original_of, tokens_of
 from tests.support.towers import adapt, distance
 
@@ -65,21 +65,21 @@ def test_the_call_and_the_output_are_the_towers_own():
 def test_verify_finds_nothing_and_graphs_are_proven_against_the_tower():
     _, encoder = shared()
     encoder.verify([{"pixel_values": tokens_of()(MIXED), "image_grid_thw": torch.tensor(MIXED)}])
-    assert "proven against the module itself" in str(encoder.report())
+    assert "verified against the module itself" in str(encoder.report())
 
 
 def test_adapters_are_called():
     tower = inkling_tower("inkling2")
     for path in ("layers.1.self_attn.k_proj", "merger.linear_1"):
         adapt(tower, path)
-    encoder = vg.recipes.inkling2(tower.eval(), BUDGETS[:1], backend="tape", verify=UNPROVEN)
+    encoder = vg.recipes.inkling2(tower.eval(), BUDGETS[:1], backend="tape", verify=UNVERIFIED)
     rows = tokens_of()(MIXED)
     assert distance(encoder(rows, image_grid_thw=MIXED), original_of(tower)(rows, MIXED)) < 1e-5
 
 
 def test_half_precision_is_as_close_to_float32_as_the_original():
     tower, exact = inkling_tower("inkling2", dtype=torch.bfloat16), inkling_tower("inkling2", dtype=torch.bfloat16)
-    encoder = vg.recipes.inkling2(tower, BUDGETS[:1], backend="tape", verify=UNPROVEN)
+    encoder = vg.recipes.inkling2(tower, BUDGETS[:1], backend="tape", verify=UNVERIFIED)
     rows = tokens_of()(MIXED).bfloat16()
     expected = original_of(exact.float())(rows.float(), MIXED)
     output, eager = encoder(rows, image_grid_thw=MIXED), original_of(tower)(rows, MIXED)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import varlen_graphs as vg
 from benchmarks.coverage import tiny
 from tests.support.contract import check_half_precision, check_padding_contract
-from tests.support.encoders import UNPROVEN
+from tests.support.encoders import UNVERIFIED
 from tests.support.minicpm46 import original_of, strip_tower, strips_of
 from tests.support.towers import adapt, distance
 
@@ -86,21 +86,21 @@ def test_calls_that_merge_no_windows_have_graphs_of_their_own():
 def test_verify_finds_nothing_and_graphs_are_proven_against_the_tower():
     _, encoder = shared()
     encoder.verify([{"pixel_values": strips_of()(MIXED), "target_sizes": torch.tensor(MIXED)}])
-    assert "proven against the module itself" in str(encoder.report())
+    assert "verified against the module itself" in str(encoder.report())
 
 
 def test_adapters_are_called():
     tower = strip_tower()
     for path in ("encoder.layers.1.self_attn.k_proj", "vit_merger.linear_1", "vit_merger.self_attn.q_proj"):
         adapt(tower, path)
-    encoder = vg.recipes.minicpmv4_6(tower.eval(), BUDGETS[:1], backend="tape", verify=UNPROVEN)
+    encoder = vg.recipes.minicpmv4_6(tower.eval(), BUDGETS[:1], backend="tape", verify=UNVERIFIED)
     strip = strips_of()(MIXED)
     assert distance(encoder(strip, target_sizes=MIXED), original_of(tower)(strip, MIXED)) < 1e-5
 
 
 def test_half_precision_is_as_close_to_float32_as_the_original():
     tower, exact = strip_tower(dtype=torch.bfloat16), strip_tower(dtype=torch.bfloat16)
-    encoder = vg.recipes.minicpmv4_6(tower, BUDGETS[:1], backend="tape", verify=UNPROVEN)
+    encoder = vg.recipes.minicpmv4_6(tower, BUDGETS[:1], backend="tape", verify=UNVERIFIED)
     strip = strips_of()(MIXED).bfloat16()
     expected = original_of(exact.float())(strip.float(), MIXED)
     check_half_precision(encoder(strip, target_sizes=MIXED), original_of(tower)(strip, MIXED), expected, torch.bfloat16)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 import varlen_graphs as vg
 from tests.support import strategies
 from tests.support.contract import check_half_precision, check_padding_contract
-from tests.support.encoders import UNPROVEN
+from tests.support.encoders import UNVERIFIED
 from tests.support.towers import QWEN2, ROW, adapt, distance, original_of, pixels, pooled, qwen2_recipe, qwen2_tower
 from varlen_graphs.attention.transformers import use_attention
 
@@ -113,7 +113,7 @@ def test_the_sizes_of_the_real_tower(family):
     tower = qwen2_tower(family=family, **config)
     grid = [(1, 14, 22), (2, 8, 10)]
     rows = pixels(grid, row=3 * 2 * 14 * 14)
-    encoder = qwen2_encoder(tower, [vg.budgets.Budget(512, segments=32)], verify=UNPROVEN)
+    encoder = qwen2_encoder(tower, [vg.budgets.Budget(512, segments=32)], verify=UNVERIFIED)
     assert distance(encoder(rows, grid_thw=grid), original_of(tower)(rows, grid)) < 1e-5
     assert not encoder.stats.eager
 
@@ -122,7 +122,7 @@ def test_the_sizes_of_the_real_qwen2_vl():
     tower = qwen2_tower(family="qwen2_vl", depth=2, embed_dim=1280, num_heads=16, patch_size=14, mlp_ratio=4)
     grid = [(1, 14, 22), (2, 8, 10)]
     rows = pixels(grid, row=3 * 2 * 14 * 14)
-    encoder = qwen2_encoder(tower, [512], verify=UNPROVEN)
+    encoder = qwen2_encoder(tower, [512], verify=UNVERIFIED)
     assert distance(encoder(rows, grid_thw=grid), original_of(tower)(rows, grid)) < 1e-5
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 import varlen_graphs as vg
 from tests.support.contract import check_half_precision
-from tests.support.encoders import UNPROVEN
+from tests.support.encoders import UNVERIFIED
 from tests.support.qwen3_asr import asr_tower, clips
 from tests.support.towers import adapt, distance, equal_bits
 
@@ -65,11 +65,11 @@ def test_the_call_and_the_output_are_the_towers_own():
     ):
         assert type(output) is type(expected)
         assert distance(output, expected) < 1e-5
-    assert "proven against the module itself" in encoder.report()
+    assert "verified against the module itself" in encoder.report()
 
 
 def test_chunks_of_padding_alone_are_not_computed():
-    encoder = vg.recipes.qwen3_asr(shared()[0], BUDGETS, backend="tape", verify=UNPROVEN)
+    encoder = vg.recipes.qwen3_asr(shared()[0], BUDGETS, backend="tape", verify=UNVERIFIED)
     encoder(*clips([90, 110, 10], more=20))
     assert (encoder.stats.rows, encoder.stats.padding) == (4, 0)
 
@@ -118,7 +118,7 @@ def test_adapters_are_called(path):
 
     tower = asr_tower()
     adapt(tower, path, Scaled)
-    encoder = vg.recipes.qwen3_asr(tower.eval(), BUDGETS[1:], backend="tape", verify=UNPROVEN)
+    encoder = vg.recipes.qwen3_asr(tower.eval(), BUDGETS[1:], backend="tape", verify=UNVERIFIED)
     assert distance(encoder(*clips(LENGTHS)), original(tower, *clips(LENGTHS))) < 1e-5
 
 
@@ -126,7 +126,7 @@ def test_adapters_are_called(path):
 def test_half_precision_is_as_close_to_float32_as_the_original(dtype):
     tower, exact = asr_tower(dtype), asr_tower(dtype).float()
     x, mask = clips(LENGTHS, dtype=dtype)
-    output = vg.recipes.qwen3_asr(tower, BUDGETS[1:], backend="tape", verify=UNPROVEN)(x, mask)
+    output = vg.recipes.qwen3_asr(tower, BUDGETS[1:], backend="tape", verify=UNVERIFIED)(x, mask)
     check_half_precision(output, original(tower, x, mask), original(exact, x.float(), mask), dtype)
 
 

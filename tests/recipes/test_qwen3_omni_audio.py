@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import varlen_graphs as vg
 from tests.support.contract import check_half_precision, check_padding_contract
-from tests.support.encoders import UNPROVEN
+from tests.support.encoders import UNVERIFIED
 from tests.support.towers import distance, equal_bits, qwen3_omni_audio_tower
 from varlen_graphs.attention.transformers import use_attention
 
@@ -145,7 +145,7 @@ def test_half_precision_is_as_close_to_float32_as_the_original(dtype, seed):
     tower = qwen3_omni_audio_tower(seed, dtype=dtype)
     exact = copy.deepcopy(tower).float()
     # In transformers 4.57 clips see each other, unless flash attention keeps them apart: graphs there cannot be proven.
-    encoder = vg.recipes.qwen3_omni_audio(tower, BUDGETS, backend="tape", verify=UNPROVEN)
+    encoder = vg.recipes.qwen3_omni_audio(tower, BUDGETS, backend="tape", verify=UNVERIFIED)
     features = clips_of(CLIPS, seed).to(dtype)
     expected = audio_original(exact)(features.float(), CLIPS)
     eager, output = audio_original(tower)(features, CLIPS), encoder(features, feature_lens=CLIPS)
@@ -202,7 +202,7 @@ def test_a_tower_whose_class_hands_on_to_the_original_returns_the_same_fields():
             return super().forward(*args, **kwargs)
 
     tower.__class__ = Same
-    output = vg.recipes.qwen3_omni_audio(tower, BUDGETS, backend="tape", verify=UNPROVEN)(
+    output = vg.recipes.qwen3_omni_audio(tower, BUDGETS, backend="tape", verify=UNVERIFIED)(
         clips_of(CLIPS), feature_lens=CLIPS
     )
     assert output.keys() == expected.keys()

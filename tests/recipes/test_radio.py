@@ -10,7 +10,7 @@ from torch import nn
 
 import varlen_graphs as vg
 from tests.support.contract import check_half_precision, check_padding_contract
-from tests.support.encoders import UNPROVEN, wait_for
+from tests.support.encoders import UNVERIFIED, wait_for
 from tests.support.radio import ROW, patches, radio_original, radio_tower
 from tests.support.towers import adapt, distance, equal_bits
 
@@ -55,7 +55,7 @@ def test_the_call_and_the_output_are_the_towers_own():
     ):
         assert type(output) is type(expected)
         assert distance(output, expected) < 1e-5
-    assert "proven against the module itself" in encoder.report()
+    assert "verified against the module itself" in encoder.report()
     encoder.verify([{"pixel_values": rows, "image_grid_hw": torch.tensor(SHAPES)}])
 
 
@@ -79,7 +79,7 @@ def test_batches_of_images_and_of_videos_replay_graphs_of_their_own():
 @pytest.mark.parametrize("in_background", [False, True])
 def test_a_lazy_encoder_captures_for_batches_too(in_background):
     encoder = vg.recipes.radio(
-        radio_tower(), BUDGETS, backend="tape", capture=vg.options.Capture(lazy=True), verify=UNPROVEN
+        radio_tower(), BUDGETS, backend="tape", capture=vg.options.Capture(lazy=True), verify=UNVERIFIED
     )
     batch = torch.randn(3, 3, 16, 24)
     encoder(batch)
@@ -120,7 +120,7 @@ def test_adapters_are_called(path):
 
     tower = radio_tower()
     adapt(tower, path, Scaled)
-    encoder = vg.recipes.radio(tower.eval(), BUDGETS[1:], backend="tape", verify=UNPROVEN)
+    encoder = vg.recipes.radio(tower.eval(), BUDGETS[1:], backend="tape", verify=UNVERIFIED)
     assert distance(encoder(patches(SHAPES), SHAPES), radio_original(tower)(patches(SHAPES), SHAPES)) < 1e-5
 
 
@@ -130,7 +130,7 @@ def test_half_precision_is_as_close_to_float32_as_the_original():
         for own, rounded in zip(exact.parameters(), tower.parameters(), strict=True):
             own.copy_(rounded)
     rows = patches(SHAPES).bfloat16()
-    output = vg.recipes.radio(tower, BUDGETS[1:], backend="tape", verify=UNPROVEN)(rows, SHAPES)
+    output = vg.recipes.radio(tower, BUDGETS[1:], backend="tape", verify=UNVERIFIED)(rows, SHAPES)
     expected = radio_original(exact)(rows.float(), SHAPES)
     check_half_precision(output, radio_original(tower)(rows, SHAPES), expected, torch.bfloat16)
 

@@ -11,7 +11,7 @@ from torch import nn
 
 import varlen_graphs as vg
 from tests.support.contract import check_half_precision, check_padding_contract
-from tests.support.encoders import UNPROVEN
+from tests.support.encoders import UNVERIFIED
 from tests.support.text_encoders import IS_OLD
 from tests.support.towers import adapt, distance, equal_bits, siglip2_tower
 
@@ -152,7 +152,7 @@ def test_the_sizes_of_the_real_towers():
     )
     shapes = [(12, 10), (3, 20)]
     rows = patch_batch(shapes)
-    encoder = vg.recipes.siglip2(tower, [192], backend="tape", verify=UNPROVEN)
+    encoder = vg.recipes.siglip2(tower, [192], backend="tape", verify=UNVERIFIED)
     output = encoder(rows, mask_of(shapes), torch.tensor(shapes))
     assert distance(output, masked_original(tower)(rows, shapes)) < 1e-5
 

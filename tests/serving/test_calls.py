@@ -14,7 +14,7 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 import varlen_graphs as vg
 from tests.support.contract import UNCOMMON, check_outputs_of_all_kinds, check_uncommon_dtypes
-from tests.support.encoders import SIMULATED, UNPROVEN, Attention, attention_encoder, attention_spec, rows_for
+from tests.support.encoders import SIMULATED, UNVERIFIED, Attention, attention_encoder, attention_spec, rows_for
 from tests.support.threads import run_in_threads
 from tests.support.towers import distance, equal_bits
 from varlen_graphs.capture import memory
@@ -331,7 +331,7 @@ def grid_encoder(budgets=GRID_BUDGETS, **options):
     def forward(module, x, cu_seqlens, max_seqlen, scale):
         return {"x": module(x, cu_seqlens, max_seqlen, scale), "whole": torch.arange(len(x), device=x.device)}
 
-    return vg.GraphedEncoder(Attention(), budgets, spec, forward=forward, verify=UNPROVEN, **(SIMULATED | options))
+    return vg.GraphedEncoder(Attention(), budgets, spec, forward=forward, verify=UNVERIFIED, **(SIMULATED | options))
 
 
 WRONG = {

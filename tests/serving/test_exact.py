@@ -312,7 +312,7 @@ def test_a_graph_that_fails_the_proof_is_not_used_and_budgets_go_on(strict):
         with pytest.raises(vg.errors.VerificationError, match="1 of 1 graph"):
             encoder.capture_pending()
     else:
-        with pytest.warns(UserWarning, match="failed the proof"):
+        with pytest.warns(UserWarning, match="failed verification"):
             encoder.capture_pending()
     assert encoder.capture_pending() == []
     call(encoder, [20])

@@ -177,7 +177,7 @@ class Wrong(Attention):
 
 def test_a_new_set_of_which_every_graph_is_wrong_is_refused_whole():
     encoder = vg.GraphedEncoder(Wrong(8).eval(), BUDGETS, SHAPED, backend="tape")
-    with pytest.warns(UserWarning, match="4 of 4 graphs failed the proof"):
+    with pytest.warns(UserWarning, match="4 of 4 graphs failed verification"):
         check(encoder, [20])
     with warnings.catch_warnings():
         warnings.simplefilter("error")

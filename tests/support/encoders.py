@@ -54,7 +54,7 @@ def attention_spec(**changes):
     )
 
 
-UNPROVEN = vg.options.Verify(prove=False)
+UNVERIFIED = vg.options.Verify(at_capture=False)
 """For modules that the proof of new graphs would refuse, rightly."""
 
 ON_GPU = vg.options.GpuLayouts(simulated=True)

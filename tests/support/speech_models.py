@@ -117,7 +117,7 @@ def speech_model(name, dtype=torch.float32):
 def speech_encoder(name, model=None, proven=True, **options):
     """Return the encoder of a model, with graphs that are proven unless that takes too long."""
     budgets = MANY if name == "moonshine" else FEW if proven else FEW[1:]
-    options = {"backend": "tape", "verify": vg.options.Verify(strict=True, prove=proven)} | options
+    options = {"backend": "tape", "verify": vg.options.Verify(strict=True, at_capture=proven)} | options
     return vg.recipes.speech(speech_model(name) if model is None else model, budgets, **options)
 
 

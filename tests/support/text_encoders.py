@@ -191,4 +191,4 @@ def check_texts(encoder, tolerance=1e-5):
         again = encoder(**call)
         assert all(torch.equal(out[name], again[name]) for name in out), lengths
     assert not encoder.stats.eager
-    assert "proven against the module itself" in str(encoder.report())
+    assert "verified against the module itself" in str(encoder.report())

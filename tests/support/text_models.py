@@ -100,4 +100,4 @@ def check_texts(encoder, model, device="cpu", tolerance=1e-5):
         assert not out.last_hidden_state[mask == 0].any()
         assert error_of(out, model(ids, attention_mask=mask), mask) < tolerance, lengths
     assert not encoder.stats.eager
-    assert "proven against the module itself" in str(encoder.report())
+    assert "verified against the module itself" in str(encoder.report())

@@ -88,7 +88,7 @@ def test_a_right_function_of_an_entry_a_row_replays_and_names_the_module(module)
     encoder = per_row_encoder(module(), right, verify=3)
     assert distance(encoder(**call()), expected(encoder.module, **call())) < 1e-6
     assert encoder.stats.replays.total() == 1
-    assert "proven against the module itself" in encoder.report()
+    assert "verified against the module itself" in encoder.report()
     assert "1 replay verified against the module itself, 0 wrong" in encoder.report()
     verified = encoder.verify([call()])
     assert verified.against == ("the module itself",)
@@ -107,7 +107,7 @@ def test_where_the_module_takes_no_such_call_nothing_says_that_it_was_asked(forw
 
 
 def test_a_wrong_function_that_is_trusted_is_found_by_verify():
-    encoder = per_row_encoder(AddsPerItem(), wrong, verify=vg.options.Verify(prove=False))
+    encoder = per_row_encoder(AddsPerItem(), wrong, verify=vg.options.Verify(at_capture=False))
     with pytest.raises(vg.errors.VerificationError, match="from the module itself"):
         encoder.verify([call()])
 
@@ -152,7 +152,7 @@ def test_a_method_is_graphed_and_proven_against_itself():
         assert torch.equal(encoder.eager(rows, scale=scale), encoder.module.forward_features(rows, scale))
     assert encoder.stats.replays.total() == 2
     assert not encoder.stats.eager
-    assert "proven against the module itself" in encoder.report()
+    assert "verified against the module itself" in encoder.report()
     encoder.verify([{"x": rows}])
 
 

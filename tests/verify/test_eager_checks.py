@@ -12,7 +12,7 @@ import varlen_graphs as vg
 from tests.support.encoders import rows_for
 from tests.support.towers import distance
 
-REFUSED = "its budget failed the proof"
+REFUSED = "its budget failed verification"
 SMALL = vg.budgets.Budget(64, items=1)
 
 

@@ -8,7 +8,7 @@ import varlen_graphs as vg
 from tests.support.encoders import Of
 from tests.support.towers import distance
 
-REFUSED = "its budget failed the proof"
+REFUSED = "its budget failed verification"
 
 
 def encoder_of(module, budgets=(64, 128), layout=None, **declared):
@@ -28,7 +28,7 @@ class Chunks(nn.Module):
         return ((chunks @ chunks.mT).softmax(-1) @ chunks).view(-1, 8)
 
 
-@pytest.mark.filterwarnings("ignore:.*failed the proof")
+@pytest.mark.filterwarnings("ignore:.*failed verification")
 @pytest.mark.parametrize("layout", [vg.Lengths("sizes"), vg.layouts.GridHW("sizes")])
 @pytest.mark.parametrize("size", [2, 4, 8, 16])
 def test_rows_that_are_seen_in_groups_mix_items(size, layout):
@@ -42,7 +42,7 @@ def test_rows_that_are_seen_in_groups_mix_items(size, layout):
     assert encoder.stats.eager == {REFUSED: 4}
 
 
-@pytest.mark.filterwarnings("ignore:.*failed the proof")
+@pytest.mark.filterwarnings("ignore:.*failed verification")
 def test_frames_that_are_shifted_across_items_mix_them():
     class Shift(nn.Linear):
         def forward(self, x, side=4):
@@ -163,7 +163,7 @@ def test_numbers_of_packed_entries_that_are_wrong_end_calls(wrong):
         encoder(rows, lengths=[17, 5])
 
 
-@pytest.mark.filterwarnings("ignore:.*failed the proof")
+@pytest.mark.filterwarnings("ignore:.*failed verification")
 @pytest.mark.parametrize("flag", [torch.ones(8, dtype=torch.bool), torch.ones(3, dtype=torch.uint8)])
 def test_flags_of_one_byte_make_no_module_a_quantised_one(flag):
     class Leaks(nn.Linear):

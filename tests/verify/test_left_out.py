@@ -6,7 +6,7 @@ from torch import nn
 
 import varlen_graphs as vg
 
-REFUSED = "its budget failed the proof"
+REFUSED = "its budget failed verification"
 
 
 class Typed(nn.Module):
@@ -121,7 +121,7 @@ def test_what_begins_with_many_items_or_rows_is_found(kind):
     encoder = vg.GraphedEncoder(module, [64, 128, 256], vg.BufferSpec("x", vg.Lengths("lengths")), backend="tape")
     lengths = [10] * 120 if "rows" in kind else [10] * 12
     rows = torch.randn(sum(lengths), 8)
-    with pytest.warns(UserWarning, match="graphs failed the proof|could not be captured"):
+    with pytest.warns(UserWarning, match="graphs failed verification|could not be captured"):
         output = encoder(rows, lengths=lengths)
     torch.testing.assert_close(output, module(rows, torch.tensor(lengths)))
     assert sum(encoder.stats.eager.values()) == 1
@@ -182,6 +182,6 @@ def test_a_length_that_a_module_treats_in_a_way_of_its_own_is_found(length):
     module, rows = Treats().eval(), torch.randn(length + 5, 8)
     spec = vg.BufferSpec("x", vg.Lengths("lengths"), declared_by="recipe")
     encoder = vg.GraphedEncoder(module, [64], spec, forward=lambda module, x: module.linear(x), backend="tape")
-    with pytest.warns(UserWarning, match="graphs failed the proof"):
+    with pytest.warns(UserWarning, match="graphs failed verification"):
         output = encoder(rows, lengths=[length, 5])
     torch.testing.assert_close(output, module(rows, [length, 5]))

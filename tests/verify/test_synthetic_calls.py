@@ -11,7 +11,7 @@ import varlen_graphs as vg
 from tests.support.towers import distance
 from tests.support.verifying import FirstRows
 
-REFUSED = "its budget failed the proof"
+REFUSED = "its budget failed verification"
 
 
 def encoder_of(module, budgets=(64, 128), width=8, layout=None, **declared):
@@ -36,7 +36,7 @@ class Log(nn.Module):
         return features - features.mean(0) if self.centred else features
 
 
-@pytest.mark.filterwarnings("ignore:.*failed the proof")
+@pytest.mark.filterwarnings("ignore:.*failed verification")
 @pytest.mark.parametrize("centred", [True, False])
 def test_a_module_of_positive_numbers_is_proven_on_them(centred):
     module = Log(centred)
@@ -82,7 +82,7 @@ def test_outputs_that_are_nan_by_design_are_no_reason_to_refuse_others():
     assert not encoder.stats.eager
 
 
-@pytest.mark.filterwarnings("ignore:.*failed the proof")
+@pytest.mark.filterwarnings("ignore:.*failed verification")
 @pytest.mark.parametrize("length", [2, 9, 26, 31])
 def test_a_declaration_that_is_a_little_wrong_for_one_length_is_refused(length):
     class Takes(nn.Linear):
@@ -117,7 +117,7 @@ class Positions(nn.Module):
         return self.linear(x) + self.table[torch.arange(count, device=x.device) - starts[item]]
 
 
-@pytest.mark.filterwarnings("ignore:.*failed the proof")
+@pytest.mark.filterwarnings("ignore:.*failed verification")
 @pytest.mark.parametrize("kind", [Positions, FirstRows])
 def test_few_items_that_use_all_rows_of_a_budget_are_tried(kind):
     outputs = vg.outputs.Items() if kind is FirstRows else vg.outputs.Rows()
@@ -142,7 +142,7 @@ class Frames(nn.Module):
         return x - mean[torch.searchsorted(starts[1:], rows, right=True).clamp(max=len(mean) - 1)]
 
 
-@pytest.mark.filterwarnings("ignore:.*failed the proof")
+@pytest.mark.filterwarnings("ignore:.*failed verification")
 @pytest.mark.parametrize("segments", [16, 48])
 def test_frames_that_use_all_segments_of_a_budget_are_tried(segments):
     module, budgets = Frames(), [vg.budgets.Budget(rows, items=8, segments=segments) for rows in (64, 128)]
@@ -169,7 +169,7 @@ class Experts(nn.Module):
         return x + torch.where((place < max(8, len(x) // 2))[:, None], made, 0)
 
 
-@pytest.mark.filterwarnings("ignore:.*failed the proof")
+@pytest.mark.filterwarnings("ignore:.*failed verification")
 def test_rows_that_are_alike_are_tried():
     torch.manual_seed(0)
     module = Experts()
@@ -197,7 +197,7 @@ class Scales(nn.Module):
         return self.linear(self.function(x))
 
 
-@pytest.mark.filterwarnings("ignore:.*failed the proof")
+@pytest.mark.filterwarnings("ignore:.*failed verification")
 def test_items_of_other_magnitudes_are_tried_packed_padded_and_as_batches():
     module = Scales(scale_by_largest)
     dark, light = torch.randint(90, (100, 8)).byte(), torch.randint(256, (90, 8)).byte()
@@ -270,7 +270,7 @@ def test_derivatives_in_forward_mode_are_refused_by_name():
         encoder_of(Jvp())(torch.randn(5, 8), lengths=[5])
 
 
-@pytest.mark.filterwarnings("ignore:.*failed the proof")
+@pytest.mark.filterwarnings("ignore:.*failed verification")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_outputs_of_another_dtype_are_refused(dtype):
     class Takes(nn.Linear):

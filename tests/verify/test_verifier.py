@@ -11,7 +11,15 @@ from torch import nn
 
 import varlen_graphs as vg
 from tests.support.clips import clips_encoder
-from tests.support.encoders import BUDGETS, UNPROVEN, Attention, attention_encoder, attention_spec, encoder_of, rows_for
+from tests.support.encoders import (
+    BUDGETS,
+    UNVERIFIED,
+    Attention,
+    attention_encoder,
+    attention_spec,
+    encoder_of,
+    rows_for,
+)
 from tests.support.threads import run_in_threads
 from tests.support.towers import distance, pixels, qwen2_tower, qwen3_vl_tower, siglip2_tower
 from tests.support.verifying import CALLS, WrongAt64, calls_of, refused
@@ -213,7 +221,7 @@ class Unmasked(Attention):
 
 
 def test_attention_over_all_rows_is_named():
-    message = refused(encoder_of(Unmasked(), verify=UNPROVEN))
+    message = refused(encoder_of(Unmasked(), verify=UNVERIFIED))
     assert "output of item 0, (1, 1, 2), differs by inf from the module itself (tolerance 1e-05)" in message
     assert "The first operation with a wrong result at the budget is aten._softmax" in message
     assert "weights = (q @ k.mT).softmax(-1)" in message
@@ -339,7 +347,7 @@ def test_state_that_changes_from_call_to_call_is_told():
             self.calls.add_(1)
             return x * self.calls
 
-    assert refused(encoder_of(Counts(), verify=UNPROVEN)).startswith("the module changes calls in place")
+    assert refused(encoder_of(Counts(), verify=UNVERIFIED)).startswith("the module changes calls in place")
 
     class Python(nn.Module):
         calls = 0
@@ -349,7 +357,7 @@ def test_state_that_changes_from_call_to_call_is_told():
             return x * self.calls
 
     assert "The module itself gives a different output when the same call is repeated" in refused(
-        encoder_of(Python(), verify=UNPROVEN)
+        encoder_of(Python(), verify=UNVERIFIED)
     )
 
 
@@ -397,7 +405,7 @@ def test_the_item_that_is_wrong_is_named_among_many_of_its_size(lengths, data):
             return out
 
     message = refused(
-        encoder_of(WrongItem().eval(), budgets=[vg.budgets.Budget(64, items=12)], verify=UNPROVEN), calls_of(lengths)
+        encoder_of(WrongItem().eval(), budgets=[vg.budgets.Budget(64, items=12)], verify=UNVERIFIED), calls_of(lengths)
     )
     assert f"output of item {wrong}, (1, 1, {lengths[wrong]}), differs by " in message
 
@@ -407,7 +415,7 @@ def test_what_only_other_rows_of_the_same_items_show_is_found():
         def forward(self, x, lengths):
             return x
 
-    encoder = encoder_of(Same(), forward=lambda module, x: torch.where(x < 0.7, -x, x), verify=UNPROVEN)
+    encoder = encoder_of(Same(), forward=lambda module, x: torch.where(x < 0.7, -x, x), verify=UNVERIFIED)
     with pytest.raises(vg.errors.VerificationError, match="from the module itself"):
         encoder.verify([{"x": torch.ones(5, 8), "lengths": [5]}])
 
@@ -484,7 +492,7 @@ def right(module, call):
 
 
 def test_a_budget_that_is_wrong_is_out_of_use(caplog):
-    encoder = encoder_of(WrongAt64(), verify=vg.options.Verify(2, prove=False))
+    encoder = encoder_of(WrongAt64(), verify=vg.options.Verify(2, at_capture=False))
     call = CALLS[1]
     with caplog.at_level(logging.WARNING, "varlen_graphs"):
         for _ in range(5):
@@ -503,7 +511,7 @@ def test_a_budget_that_is_wrong_is_out_of_use(caplog):
 
 
 def test_after_so_many_calls_nothing_is_compared():
-    encoder = encoder_of(WrongAt64(), budgets=[128], verify=vg.options.Verify(2, prove=False))
+    encoder = encoder_of(WrongAt64(), budgets=[128], verify=vg.options.Verify(2, at_capture=False))
     encoder.capture()
     before = encoder.module.runs
     for _ in range(5):
@@ -512,7 +520,7 @@ def test_after_so_many_calls_nothing_is_compared():
 
 
 def test_each_set_of_graphs_is_compared():
-    encoder = attention_encoder(budgets=[64], verify=vg.options.Verify(1, prove=False))
+    encoder = attention_encoder(budgets=[64], verify=vg.options.Verify(1, at_capture=False))
     for scale in (1.0, 2.0, 1.0, 2.0):
         encoder(**CALLS[1], scale=scale)
     assert encoder.stats.checked.total() == 2
@@ -520,7 +528,7 @@ def test_each_set_of_graphs_is_compared():
 
 @pytest.mark.parametrize("on_miss", ["eager", "error"])
 def test_without_a_budget_that_is_right_calls_run_eager(on_miss):
-    encoder = encoder_of(WrongAt64(), budgets=[64], verify=vg.options.Verify(1, prove=False), on_miss=on_miss)
+    encoder = encoder_of(WrongAt64(), budgets=[64], verify=vg.options.Verify(1, at_capture=False), on_miss=on_miss)
     for call in (CALLS[1], CALLS[1], CALLS[2]):
         assert distance(encoder(**call), right(encoder.module, call)) < 1e-6
     with encoder.stage([5, 9]) as stage:
@@ -533,14 +541,14 @@ def test_without_a_budget_that_is_right_calls_run_eager(on_miss):
 
 
 def test_strict_calls_raise():
-    encoder = encoder_of(WrongAt64(), verify=vg.options.Verify(1, strict=True, prove=False))
+    encoder = encoder_of(WrongAt64(), verify=vg.options.Verify(1, strict=True, at_capture=False))
     with pytest.raises(vg.errors.VerificationError, match="is wrong and now disabled: output of item"):
         encoder(**CALLS[1])
     assert distance(encoder(**CALLS[1]), right(encoder.module, CALLS[1])) < 1e-6
 
 
 def test_of_a_call_that_is_split_only_the_wrong_budget_is_out_of_use():
-    encoder = encoder_of(WrongAt64(), verify=vg.options.Verify(1, prove=False))
+    encoder = encoder_of(WrongAt64(), verify=vg.options.Verify(1, at_capture=False))
     call = calls_of([120, 60])[0]
     for _ in range(2):
         assert distance(encoder(**call), right(encoder.module, call)) < 1e-6
@@ -549,12 +557,12 @@ def test_of_a_call_that_is_split_only_the_wrong_budget_is_out_of_use():
 
 
 def test_items_that_only_the_device_has_seen_are_compared():
-    encoder = encoder_of(WrongAt64(), verify=vg.options.Verify(1, prove=False))
+    encoder = encoder_of(WrongAt64(), verify=vg.options.Verify(1, at_capture=False))
     call = CALLS[1] | {"lengths": torch.tensor(CALLS[1]["lengths"])}
     for _ in range(3):
         assert distance(encoder(**call), right(encoder.module, call)) < 1e-6
     assert encoder.stats.replays == {BUDGETS[0]: 1, BUDGETS[1]: 2}
-    fresh = encoder_of(WrongAt64(), verify=vg.options.Verify(1, prove=False))
+    fresh = encoder_of(WrongAt64(), verify=vg.options.Verify(1, at_capture=False))
     assert fresh(CALLS[1]["x"], lengths=torch.tensor([5, 8])).isnan().all()
     with pytest.raises(vg.errors.LayoutError, match="call 1 of those with lengths on the GPU was wrong"):
         fresh.check()
@@ -562,7 +570,7 @@ def test_items_that_only_the_device_has_seen_are_compared():
 
 
 def test_stages_are_compared():
-    encoder = encoder_of(WrongAt64(), verify=vg.options.Verify(1, prove=False))
+    encoder = encoder_of(WrongAt64(), verify=vg.options.Verify(1, at_capture=False))
     for _ in range(3):
         with encoder.stage([5, 9]) as stage:
             stage.rows.copy_(CALLS[1]["x"])
@@ -582,7 +590,7 @@ class Doubled(nn.Module):
 
 def test_where_the_function_in_place_of_a_module_is_wrong_the_module_answers(caplog):
     encoder = encoder_of(
-        Doubled(), verify=vg.options.Verify(1, prove=False), forward=lambda module, x: module.linear(x)
+        Doubled(), verify=vg.options.Verify(1, at_capture=False), forward=lambda module, x: module.linear(x)
     )
     for call in CALLS:
         assert distance(encoder(**call), right(encoder.module, call) * 2) < 1e-6
@@ -595,7 +603,7 @@ def test_where_the_function_in_place_of_a_module_is_wrong_the_module_answers(cap
 
 
 def test_nan_of_the_callers_own_is_no_mistake():
-    encoder = encoder_of(nn.Linear(8, 8), verify=vg.options.Verify(1, prove=False), forward=lambda m, x: m(x))
+    encoder = encoder_of(nn.Linear(8, 8), verify=vg.options.Verify(1, at_capture=False), forward=lambda m, x: m(x))
     rows = rows_for([5, 9]).index_fill(0, torch.tensor([3]), torch.nan)
     assert encoder(rows, lengths=[5, 9]).isnan().any(1).tolist() == [i == 3 for i in range(14)]
     assert not encoder.stats.wrong.total()
@@ -609,14 +617,14 @@ def test_a_call_that_the_module_refuses_is_compared_with_the_declared_forward_an
     def forward(module, x):
         return module.linear(x)
 
-    encoder = encoder_of(Refuses(), verify=vg.options.Verify(1, prove=False), forward=forward)
+    encoder = encoder_of(Refuses(), verify=vg.options.Verify(1, at_capture=False), forward=forward)
     assert distance(encoder(**CALLS[1]), right(encoder.module, CALLS[1])) < 1e-6
     assert "1 replay verified against an eager run of the declared forward, because the module" in encoder.report()
     assert "against the module itself" not in encoder.report()
 
 
 def test_threads_get_right_outputs_while_a_budget_goes_out_of_use():
-    encoder = encoder_of(WrongAt64(), verify=vg.options.Verify(2, prove=False))
+    encoder = encoder_of(WrongAt64(), verify=vg.options.Verify(2, at_capture=False))
     expected, worst = right(encoder.module, CALLS[1]), []
 
     def work(number):
@@ -631,7 +639,7 @@ def test_threads_get_right_outputs_while_a_budget_goes_out_of_use():
 @given(st.lists(st.lists(st.integers(1, 128), min_size=1, max_size=6), min_size=1, max_size=4))
 def test_whatever_calls_come_none_is_answered_wrongly(layouts):
     assume(all(sum(lengths) != 64 for lengths in layouts))  # of which the module itself gives the double
-    encoder = encoder_of(WrongAt64(), verify=vg.options.Verify(1, prove=False))
+    encoder = encoder_of(WrongAt64(), verify=vg.options.Verify(1, at_capture=False))
     for call in calls_of(*layouts):
         assert distance(encoder(**call), right(encoder.module, call)) < 1e-6
     assert encoder.stats.wrong.total() == len(encoder.disabled)
@@ -639,11 +647,13 @@ def test_whatever_calls_come_none_is_answered_wrongly(layouts):
 
 def test_recipes_take_the_options():
     tower = qwen3_vl_tower()
-    encoder = vg.recipes.qwen3_vl(tower, [256], backend="tape", verify=vg.options.Verify(1, strict=True, prove=False))
+    encoder = vg.recipes.qwen3_vl(
+        tower, [256], backend="tape", verify=vg.options.Verify(1, strict=True, at_capture=False)
+    )
     grid = [(1, 6, 12)]
     encoder(pixels(grid), grid_thw=torch.tensor(grid))
     assert encoder.stats.checked.total() == 1
-    model = vg.wrap(tower, [256], backend="tape", verify=vg.options.Verify(1, strict=True, prove=False))
+    model = vg.wrap(tower, [256], backend="tape", verify=vg.options.Verify(1, strict=True, at_capture=False))
     model(pixels(grid), grid_thw=torch.tensor(grid))
     assert vg.encoders(model)[""].stats.checked.total() == 1
 
@@ -663,7 +673,11 @@ def test_padding_of_all_replays_of_a_call_is_tried_and_none_of_it_stays():
 
     rows = vg.inputs.Rows("x", shape=(8,))
     encoder = vg.GraphedEncoder(
-        Leaks(), [64, 128], vg.BufferSpec(rows, vg.Lengths()), backend="tape", verify=vg.options.Verify(prove=False)
+        Leaks(),
+        [64, 128],
+        vg.BufferSpec(rows, vg.Lengths()),
+        backend="tape",
+        verify=vg.options.Verify(at_capture=False),
     )
     call = {"x": torch.full((134, 8), 7.0), "lengths": [64, 70]}
     with pytest.raises(vg.errors.VerificationError, match="of item"):

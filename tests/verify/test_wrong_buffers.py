@@ -92,7 +92,7 @@ def test_the_value_of_the_module_is_told():
 
 
 def test_verify_names_it_too():
-    encoder = encoder_of(factor=2.0, forward=centred, verify=vg.options.Verify(prove=False))
+    encoder = encoder_of(factor=2.0, forward=centred, verify=vg.options.Verify(at_capture=False))
     with pytest.raises(vg.errors.VerificationError, match="Buffer 'scale' is wrong"):
         encoder.verify([{"x": rows_for([24]), "grid_thw": torch.tensor([(2, 3, 4)])}])
 

@@ -4,7 +4,7 @@ The tape records the operations that one run dispatches, and replays them over t
 Python of the module. Whatever a graph freezes is frozen, whatever a graph recomputes is recomputed, and whatever a
 capture refuses is refused, with the line that does it (see `CaptureRulesMode`). A 0-dimensional host tensor is frozen,
 as on a GPU. Triton kernels are recorded as torch operators. What one launched outside of any operator writes is missed:
-the proof refuses such a graph, because its replays are not what the module gives.
+the check refuses such a graph, because its replays are not what the module gives.
 
 Before each replay every storage that the run allocated is poisoned, so that reads of unwritten memory show.
 

@@ -18,11 +18,11 @@ from varlen_graphs.doctor.example_call import ExampleCall, group_by_rows
 from varlen_graphs.doctor.findings import FINDING_KINDS, Diagnosis
 from varlen_graphs.doctor.frozen import READ, ObservedCall, frozen_values, padded_sizes
 from varlen_graphs.doctor.frozen_branches import frozen_branches
+from varlen_graphs.doctor.graph_check import wrong_replays
 from varlen_graphs.doctor.merge import merge_findings
 from varlen_graphs.doctor.module_tracker import ModuleTracker
 from varlen_graphs.doctor.observe import observe
 from varlen_graphs.doctor.probes import other_layouts
-from varlen_graphs.doctor.proof import wrong_replays
 from varlen_graphs.doctor.run_record import Occurrence, RunRecord
 from varlen_graphs.doctor.sources import Sources, storage_key
 from varlen_graphs.encoder import GraphedEncoder

@@ -17,7 +17,7 @@ FIRST_ANSWER_S = 30.0
 """Seconds that the first answer may take on the CPU with default budgets."""
 
 RUNS = 20
-"""Number of runs of the largest budget that its capture and its proof take."""
+"""Number of runs of the largest budget that its capture and its check take."""
 
 SHARE, SHARE_OF_ALL = 0.5, 0.75
 """Shares of the memory that is available now which one default budget may take, and tapes of several."""
@@ -104,7 +104,7 @@ class Allowance:
             return f"a graph may take up to {taken.memory / 1e9:,.1f} GB, and {memory / 1e9:,.1f} GB may be used"
         # A first run on a GPU waits for kernels that compile, which tells nothing of the runs that a capture makes.
         if self._device.type == "cpu" and taken.seconds > FIRST_ANSWER_S / RUNS:
-            return f"a run may take up to {taken.seconds:.1f} s, and capture and proof take some {RUNS} runs"
+            return f"a run may take up to {taken.seconds:.1f} s, and capture and check take some {RUNS} runs"
         return None
 
     def _measure(self, budget: Budget, run: Callable[[Budget], object]) -> None:

@@ -43,7 +43,7 @@ MODULE = "the module itself"
 
 DECLARATION = (
     "an eager run of the declared forward, because the module does not take these calls itself: what the declaration "
-    "means, such as per='item' or per='frame', was not proven"
+    "means, such as per='item' or per='frame', was not verified"
 )
 """Reference for calls that the module does not take."""
 
@@ -62,7 +62,7 @@ class Verdict:
     Attributes:
         wrong: True if it was found to differ from the module itself in service; until a release.
         differs_without: True if it was found to differ in calls that leave arguments out: the module answers those.
-        proven: True if graphs passed the proof, which includes eager runs, by static keys; `None` if there is no proof.
+        verified: True if graphs passed the check, which includes eager runs, by static keys; `None` if there is none.
         agreed: Static keys of calls in which it was found to compute what the module does.
         changed_outside: Why no call may be answered until a release: captures have changed what the module keeps where
             no copy reaches, and its outputs depend on that.
@@ -70,7 +70,7 @@ class Verdict:
 
     wrong: bool = False
     differs_without: bool = False
-    proven: dict[StaticKey, bool] | None = None
+    verified: dict[StaticKey, bool] | None = None
     agreed: set[StaticKey] = field(default_factory=set)
     changed_outside: str | None = None
 
@@ -306,10 +306,10 @@ class Forward:
         return own
 
     def _is_right(self, key: StaticKey) -> bool | None:
-        """Return True or False if it is known, or if nothing will prove it."""
-        if self.verdict.wrong or self.verdict.proven is None:
+        """Return True or False if it is known, or if nothing will check it."""
+        if self.verdict.wrong or self.verdict.verified is None:
             return not self.verdict.wrong
-        return self.verdict.proven.get(key)
+        return self.verdict.verified.get(key)
 
     @property
     def is_module(self) -> bool:

@@ -61,9 +61,9 @@ class GraphSet:
         inputs, arena, checks, consensus, timed: As given.
         exact: The sizes of graphs for calls of exactly that size, with the budgets that such calls use without them.
         failed: Reasons why budgets could not be captured.
-        refused: Reasons why graphs failed the proof at their capture; these budgets are not captured again.
-        against: The outputs that replays were compared with in the proof, in words for the report.
-        unproven: What the proof left out because it takes too long, in words for the report.
+        rejected: Reasons why graphs failed verification at their capture; these budgets are not captured again.
+        against: The outputs that replays were compared with in the check, in words for the report.
+        unverified: What the check left out because it takes too long, in words for the report.
         compared: Budgets of which the replay of a call was compared with the module itself.
         form: The form of the outputs; `None` before the first graph.
         extents: Extent of each tensor of the output.
@@ -91,9 +91,9 @@ class GraphSet:
         self.timed = timed
         self.exact: dict[Budget, Budget] = {}
         self.failed: dict[Budget, str] = {}
-        self.refused: dict[Budget, str] = {}
+        self.rejected: dict[Budget, str] = {}
         self.against: set[str] = set()
-        self.unproven: set[str] = set()
+        self.unverified: set[str] = set()
         self.compared: set[Budget] = set()
         self.form: OutputForm | None = None
         self.constants: Sequence[Any] | None = None
@@ -142,10 +142,10 @@ class GraphSet:
         self._memory.update(dict.fromkeys((budget for budget in budgets if budget in self), memory))
 
     def usable(self, costs: Costs, captured: bool) -> Costs:
-        """Return these costs, without budgets that were refused; if `captured`, of those alone that have a graph."""
+        """Return these costs, without budgets that were rejected; if `captured`, of those alone that have a graph."""
         found, changes = self._usable.get(captured), self._changes  # which another thread may change
         if found is None or found[0] is not costs or found[2] != changes:
-            without = [b for b in costs.replays if b not in self] if captured else self.refused
+            without = [b for b in costs.replays if b not in self] if captured else self.rejected
             self._usable[captured] = found = costs, costs.without(without), changes
         return found[1]
 
@@ -160,7 +160,7 @@ class GraphSet:
 
     @contextmanager
     def dropped_on_error(self, budgets: Sequence[Budget]) -> Iterator[None]:
-        """Drop the graphs of budgets if an error leaves them unproven. A proof that fails has refused them itself."""
+        """Drop the graphs of budgets if an error leaves them unverified. A check that fails has rejected them."""
         try:
             yield
         except VerificationError:
@@ -171,12 +171,12 @@ class GraphSet:
             raise
 
     def lacks(self, budget: Budget) -> bool:
-        """Return True if a budget has no graph, and none was refused."""
-        return budget not in self._graphs and budget not in self.refused
+        """Return True if a budget has no graph, and none was rejected."""
+        return budget not in self._graphs and budget not in self.rejected
 
-    def refuse(self, budget: Budget, reason: str) -> None:
+    def reject(self, budget: Budget, reason: str) -> None:
         """Drop the graph of a budget, if there is one, and never capture it again."""
-        self.refused[budget] = reason
+        self.rejected[budget] = reason
         self.drop(budget)
 
     def clear(self) -> None:

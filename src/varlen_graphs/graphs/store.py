@@ -50,7 +50,7 @@ TOO_MANY_SETS = "more sets of static arguments than calls capture"
 Key = tuple[StaticKey, Hashable]
 """Key of a set of graphs: static arguments, and the active adapters."""
 
-Prove = Callable[[GraphSet, Sequence[Budget], StateCheck, Call | None], None]
+CheckGraphs = Callable[[GraphSet, Sequence[Budget], StateCheck, Call | None], None]
 """Compares new graphs of these budgets with eager runs on a shadow, on rows of a call, and refuses wrong ones."""
 
 
@@ -61,13 +61,13 @@ class Usable(NamedTuple):
         graphs: Its set of graphs; `None` before the first capture.
         costs: The budgets that the call may use, and their costs.
         timed: True if costs were measured for calls like this one.
-        refused: Budgets whose graphs failed the proof, which the call must not use.
+        rejected: Budgets whose graphs failed verification, which the call must not use.
     """
 
     graphs: GraphSet | None
     costs: Costs
     timed: bool
-    refused: Collection[Budget] = ()
+    rejected: Collection[Budget] = ()
 
 
 class GraphStore:
@@ -87,7 +87,7 @@ class GraphStore:
         checks: Validates layouts on the GPU; kept when graphs are dropped.
         guard: Compares memory and Python state with the last capture; `None` before the first.
         consensus: Consensus with other ranks that capture the module.
-        prove: Proves new graphs; `None` trusts them.
+        check_graphs: Checks new graphs; `None` trusts them.
         seconds: Duration of each part of the first captures.
         failure: Reason why the last capture gave no graph at all, if it did not.
         staged: True while a caller writes rows into the arena; only its own thread can interfere then.
@@ -113,7 +113,7 @@ class GraphStore:
         self.checks: GpuChecks | None = None
         self.guard: ModuleGuard | None = None
         self.consensus = Consensus()
-        self.prove: Prove | None = None
+        self.check_graphs: CheckGraphs | None = None
         self.seconds: dict[str, float] = {}
         self.failure: str | None = None
         self.staged = False
@@ -171,7 +171,7 @@ class GraphStore:
         graphs, costs = self._sets.get((static_args, self.mode.adapters())), self.budgets.costs
         if graphs is None:
             return Usable(None, costs.without(costs.replays) if self.lazy else costs, False)
-        return Usable(graphs, graphs.usable(costs, captured or self.lazy), graphs.timed, graphs.refused)
+        return Usable(graphs, graphs.usable(costs, captured or self.lazy), graphs.timed, graphs.rejected)
 
     def inputs(self, call: Call) -> CaptureInputs:
         """Return the inputs to capture graphs for a call."""
@@ -246,7 +246,7 @@ class GraphStore:
         call: Call | None = None,
         fallback: Budget | None = None,
     ) -> None:
-        """Capture these budgets, which have no graph yet, guard what they read, prove and time them."""
+        """Capture these budgets, which have no graph yet, guard what they read, check and time them."""
         backend = self.mode.backend(inputs.device)
         assert backend is not None  # noqa: S101 - calls run eager without one
         self._check_ranks()
@@ -285,10 +285,10 @@ class GraphStore:
                     self._count_seconds("captured, kernels compiled, in" if compiles else "captured in", start)
                     if is_first and capture.compile_seconds is not None:
                         self.seconds["torch.compile took of that"] = capture.compile_seconds
-                if self.prove is not None:
+                if self.check_graphs is not None:
                     start = time.perf_counter()
-                    self.prove(graphs, captured, capture.check, call)
-                    self._count_seconds("proven in", start)
+                    self.check_graphs(graphs, captured, capture.check, call)
+                    self._count_seconds("verified in", start)
             if graphs.timed and not fallback:
                 self._time(graphs, [one for one in captured if one in graphs], capture.check.forward, is_first)
         for budget, reason in failed.items():  # last, because a warning may be an error
@@ -362,7 +362,7 @@ class GraphStore:
         if budgets and graphs.arena.rows.is_cuda:
             start = time.perf_counter()
             known = None if is_first and not before else self.budgets.measured
-            held, replayed = self.pool.bytes(), self.prove is not None
+            held, replayed = self.pool.bytes(), self.check_graphs is not None
             self.budgets.learn(measure(graphs, forward, budgets, held, known, replayed))
             self._count_seconds("budgets timed in", start)
         if (measured := self.consensus.same(self.budgets.measured)) is not None:
@@ -526,8 +526,8 @@ class GraphStore:
         self.check_not_staged()
         self._forget_all()
         self.forward.verdict.wrong, self.forward.verdict.changed_outside = False, None
-        if self.forward.verdict.proven is not None:
-            self.forward.verdict.proven.clear()
+        if self.forward.verdict.verified is not None:
+            self.forward.verdict.verified.clear()
         self.budgets.enable_all()
 
     def _forget_all(self) -> None:

@@ -126,7 +126,7 @@ class PerRow(Input):
     padded batch (which is packed with them, if they are).
 
     Attributes:
-        pad: Value of padding rows, which must be valid for the module. In the proof, and in `encoder.verify`, floating
+        pad: Value of padding rows, which must be valid for the module. In the check, and in `encoder.verify`, floating
             padding of packed rows holds anything.
         rows_dim: Dimension of packed rows in the argument: 1 for `[3, rows]`.
     """
@@ -169,7 +169,7 @@ class PerItem(Input):
     is split or its items are assigned to ranks.
 
     Attributes:
-        pad: Value of padding items, which must be valid for the module. In the proof, and in `encoder.verify`, floating
+        pad: Value of padding items, which must be valid for the module. In the check, and in `encoder.verify`, floating
             padding holds anything.
         per_row: If True, the module receives the entry of its item for each packed row, `[rows, *shape]`.
     """

@@ -26,7 +26,7 @@ class Rows:
             table in bfloat16 beside layers in float32. An integer dtype must be declared, and calls must bring rows of
             this dtype.
         pad: Value of padding rows of an integer dtype, which must be valid for the module (a token id, for example).
-            Floating padding holds zeros, but in the proof and in `encoder.verify`, which try other numbers there. In a
+            Floating padding holds zeros, but in the check and in `encoder.verify`, which try other numbers there. In a
             padded batch, and beside masks of dense attention, it holds `pad`.
         rows_dim: Dimension of packed rows in the argument: 1 for `[1, rows, dim]` or `[mel_bins, frames]`. The module
             receives the argument contiguous, which takes a copy inside the graph unless all dimensions before the rows

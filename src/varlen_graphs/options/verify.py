@@ -9,11 +9,11 @@ from varlen_graphs.errors import SpecError
 
 @dataclass(frozen=True)
 class Verify:
-    """Options of the proof of new graphs, and of the verification in service.
+    """Options of the check of new graphs, and of the verification in service.
 
         GraphedEncoder(..., verify=vg.options.Verify(3, strict=True))
 
-    The *proof* is part of every capture, for each set of static arguments: a few small items are replayed in each new
+    The *check* is part of every capture, for each set of static arguments: a few small items are replayed in each new
     graph, and items of several sizes in the largest, with NaN in the pool and in all padding, and with other values.
     The outputs must equal those of the module itself, run eager without padding. A graph that fails is not used, with a
     warning, and calls that need it run eager; `report()` and `stats` show why.
@@ -25,10 +25,10 @@ class Verify:
 
     Attributes:
         calls: Number of calls to verify in service for each budget; 0 verifies none.
-        strict: Raise `VerificationError` at a wrong output, in the proof as well, besides not using the graph.
+        strict: Raise `VerificationError` at a wrong output, in the check as well, besides not using the graph.
         tolerance: Largest error allowed, relative L2 of each item, here and in `GraphedEncoder.verify`. By default
             1e-5, 5e-3 for float16 and TF32, 3e-2 for bfloat16.
-        prove: `False` leaves out the proof: a graph is used as it was captured.
+        at_capture: `False` leaves out the check: a graph is used as it was captured.
 
     Raises:
         SpecError: A negative number of calls, or a tolerance that is no relative error.
@@ -37,7 +37,7 @@ class Verify:
     calls: int = 0
     strict: bool = False
     tolerance: float | None = None
-    prove: bool = True
+    at_capture: bool = True
 
     def __post_init__(self) -> None:
         if not is_integer(self.calls) or self.calls < 0:

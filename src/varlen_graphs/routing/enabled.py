@@ -11,10 +11,10 @@ from varlen_graphs.stats import Reason
 TOO_LARGE = "larger than every budget"
 CAPTURE_FAILED = "its budget could not be captured"
 WRONG_OUTPUT = "its budget gave a wrong output"
-PROOF_FAILED = "its budget failed the proof"
+VERIFICATION_FAILED = "its budget failed verification"
 OVER_LIMIT = "its budget exceeds the memory limit"
 LEFT_OUT = "its default budget takes too much memory or time"
-"""Reasons in `stats.eager` for calls that a disabled or refused budget would have held."""
+"""Reasons in `stats.eager` for calls that a disabled or rejected budget would have held."""
 
 
 class EnabledBudgets:
@@ -107,9 +107,9 @@ class EnabledBudgets:
         """True if no budget is enabled because of a memory limit."""
         return OVER_LIMIT in self._causes.values() and not self.costs.replays
 
-    def why_missing(self, needed: Usage, refused: Collection[Budget] = ()) -> Reason:
+    def why_missing(self, needed: Usage, rejected: Collection[Budget] = ()) -> Reason:
         """Return the reason why no budget holds what is needed: what rules out the smallest that would."""
-        causes = dict.fromkeys(refused, PROOF_FAILED) | self._causes  # a copy: another thread may change it
+        causes = dict.fromkeys(rejected, VERIFICATION_FAILED) | self._causes  # a copy: another thread may change it
         ruled_out = next((budget for budget in sorted(causes) if _holds(budget, needed)), None)
         if ruled_out is None:
             return Reason(TOO_LARGE, self.what_exceeds(needed))

@@ -60,7 +60,7 @@ class Router:
         """Return the reason why a call must not wait for the pool, but run eager; `None` if it may wait."""
         return None
 
-    def route(self, call: Call, costs: Costs, timed: bool, refused: Collection[Budget] = ()) -> Route:
+    def route(self, call: Call, costs: Costs, timed: bool, rejected: Collection[Budget] = ()) -> Route:
         """Choose replay batches at the least cost.
 
         Items that only the GPU has seen stay there if one budget holds them whatever they are; else they are copied to
@@ -70,7 +70,7 @@ class Router:
             call: The call.
             costs: The budgets it may use, and their costs.
             timed: True if costs were measured for calls like this one.
-            refused: Budgets that failed the proof with these static arguments; `costs` has none of them.
+            rejected: Budgets that failed verification with these static arguments; `costs` has none of them.
 
         Raises:
             BudgetError: An item that no budget holds, enabled or not, with `on_miss="error"`; or staged rows that no
@@ -93,11 +93,11 @@ class Router:
         if call.staged:
             budget = self.single_budget(layout, costs)
             if budget is None:
-                return Route(reason=self.why_missing(layout, refused))
+                return Route(reason=self.why_missing(layout, rejected))
             return Route((ReplayBatch(budget, range(len(layout.items))),))
         batches = self._batches(layout, costs)
         if not any(map(_BUDGET, batches)):
-            return Route(reason=self.why_missing(batches[0].layout(layout), refused))
+            return Route(reason=self.why_missing(batches[0].layout(layout), rejected))
         if timed and costs.measured and self._eager_is_faster(batches, layout, costs):
             return Route(reason=EAGER_IS_FASTER)
         return Route(batches)
@@ -135,9 +135,9 @@ class Router:
         """Return the largest usage that a call can have, by its rows and items and by what is promised."""
         return self._spec.usage.most(call.rows.shape[0], call.items, self._min_segment_rows)
 
-    def why_missing(self, layout: Layout, refused: Collection[Budget] = ()) -> Reason:
-        """Return the reason why items that no budget holds run eager, but disabled ones or refused ones might."""
-        return self.budgets.why_missing(self._spec.usage.of(layout), refused)
+    def why_missing(self, layout: Layout, rejected: Collection[Budget] = ()) -> Reason:
+        """Return the reason why items that no budget holds run eager, but disabled ones or rejected ones might."""
+        return self.budgets.why_missing(self._spec.usage.of(layout), rejected)
 
     def _batches(self, layout: Layout, costs: Costs) -> Sequence[ReplayBatch]:
         one = single(self._spec.usage.of(layout), costs)

@@ -87,8 +87,8 @@ def assemble(
     runs = Forward(module, forward, spec, signature, capture.compile, method)
     mode = Mode(module, backend, pool, runs.beside)
     store = GraphStore(runs, mode, pool, enabled, limit, capture)
-    if verify.prove:
-        runs.verdict.proven = {}
+    if verify.at_capture:
+        runs.verdict.verified = {}
         if forward is not None and spec.declared_by == "user":
             runs.check_claim = partial(check_claim, runs, verify.tolerance)
 
@@ -96,11 +96,11 @@ def assemble(
     queue = CaptureQueue(store, stats, capture)
     routes = spec, enabled, on_miss, layouts.min_segment_rows
     router = Router(*routes) if queue.requests is None else LazyRouter(*routes, queue.requests)
-    verification = InService(verify) if verify.prove or verify.calls else None
+    verification = InService(verify) if verify.at_capture or verify.calls else None
     executor = Executor(signature, mode, router, store, stats, layouts=layouts, verification=verification)
     executor.exact = queue.exact
-    if verify.prove:
-        store.prove = partial(check_graphs, weakref.proxy(executor), verify)  # which holds the store
+    if verify.at_capture:
+        store.check_graphs = partial(check_graphs, weakref.proxy(executor), verify)  # which holds the store
     identity = capture.compile, method, getattr(forward, "__qualname__", None)
     warm_start = WarmStart(executor, identity, capture)
     warm_start.load()

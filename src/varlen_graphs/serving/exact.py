@@ -67,7 +67,7 @@ class ExactGraphs:
         Raises:
             InputError: This thread stages rows, or computes a host buffer for a call.
             StaleGraphError: Memory that graphs read has changed, with `on_change="error"`.
-            VerificationError: The graph failed the proof, with `strict`.
+            VerificationError: The graph failed verification, with `strict`.
         """
         store = self._store
         if self._losses != store.losses:  # released: what failed may be tried again

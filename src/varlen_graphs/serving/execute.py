@@ -155,7 +155,7 @@ class Executor:
         usable, own = self.store.usable(call.key), None
         if self.exact is not None and (found := self.exact.route(call, usable.graphs)) is not None:
             return usable, found, None
-        route = self.router.route(call, usable.costs, usable.timed, usable.refused)
+        route = self.router.route(call, usable.costs, usable.timed, usable.rejected)
         captures = usable.graphs is None and (route.batches or self.store.lazy)
         if captures and (reason := self.store.why_not(self.store.key(call.key), call.static_args)) is not None:
             return usable, Route(reason=reason), None
@@ -173,7 +173,7 @@ class Executor:
             example = None if own is None else replace(call)
             self.store.capture(self.store.inputs(call), [max(missing)], 1, example)
             usable = self.store.usable(call.key, captured=True)
-            route = self.router.route(call, usable.costs, usable.timed, usable.refused)
+            route = self.router.route(call, usable.costs, usable.timed, usable.rejected)
         return usable, route, own
 
     def _reference(self, call: Call) -> Reference | None:
@@ -229,7 +229,7 @@ class Executor:
             for batch in route.batches:
                 slices, budget = items.slices(batch), batch.budget
                 if budget is None:
-                    outputs = self._run_eager(call, batch, slices, graphs.refused)
+                    outputs = self._run_eager(call, batch, slices, graphs.rejected)
                 else:
                     pointer = arena.source.of(call, slices)
                     active = items.load(arena, batch, pointer)
@@ -259,7 +259,7 @@ class Executor:
             arena.loading = arena.keeps_padding = False
 
     def eager(self, call: Call, reason: str, own: Reference | None = None) -> Any:
-        """Return the output of a call run eager, and count it. What is not proven yet, the module itself answers.
+        """Return the output of a call run eager, and count it. What is not verified yet, the module itself answers.
 
         With the output of the module, if that has run the call.
         """
@@ -380,11 +380,15 @@ class Executor:
         self.store.capture(inputs, call=None if own is None else example)
 
     def _run_eager(
-        self, call: Call, batch: ReplayBatch, slices: Sequence[tuple[ItemSlice, ItemSlice]], refused: Collection[Budget]
+        self,
+        call: Call,
+        batch: ReplayBatch,
+        slices: Sequence[tuple[ItemSlice, ItemSlice]],
+        rejected: Collection[Budget],
     ) -> list[Tensor]:
         """Run the item of a replay batch without a budget."""
         part = batch.layout(read_layout(self.spec, call))
-        self.count_eager(self.router.why_missing(part, refused), only_itself=False)
+        self.count_eager(self.router.why_missing(part, rejected), only_itself=False)
         output = self.forward.exact(replace(part_of(self.spec, call, part, slices), padded=()))
         return flatten(output, self.spec.declared).tensors
 

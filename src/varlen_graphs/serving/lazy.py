@@ -172,20 +172,20 @@ class LazyRouter(Router):
         if not self.requests.store.pool.busy:
             return None
         graphs = self.requests.store.find(call.key)
-        refused = () if graphs is None else graphs.refused
-        route = super().route(call, self.budgets.costs.without(refused), False, refused)
+        rejected = () if graphs is None else graphs.rejected
+        route = super().route(call, self.budgets.costs.without(rejected), False, rejected)
         if not route.batches:
             return route.reason
         self._request(call, route, () if graphs is None else graphs.budgets)
         return CAPTURING
 
-    def route(self, call: Call, costs: Costs, timed: bool, refused: Collection[Budget] = ()) -> Route:
+    def route(self, call: Call, costs: Costs, timed: bool, rejected: Collection[Budget] = ()) -> Route:
         """Choose replay batches among all enabled budgets; if some have no graph, among those in `costs`."""
-        enabled = self.budgets.costs.without(refused)
-        best = super().route(call, enabled, timed, refused)
+        enabled = self.budgets.costs.without(rejected)
+        best = super().route(call, enabled, timed, rejected)
         if not best.batches or not self._request(call, best, costs.replays):
             return best
-        other = super().route(call, costs, timed, refused)
+        other = super().route(call, costs, timed, rejected)
         if not other.batches or any(batch.budget is None for batch in other.batches):
             return Route(reason=NOT_CAPTURED)
         if timed and costs.measured:  # then the router has compared it with eager

@@ -12,7 +12,7 @@ from varlen_graphs.capture.ambient import (
 from varlen_graphs.capture.mode import HOOKS
 from varlen_graphs.declaration.signature import Signature
 from varlen_graphs.errors import warn
-from varlen_graphs.routing.enabled import CAPTURE_FAILED, OVER_LIMIT, PROOF_FAILED, TOO_LARGE, WRONG_OUTPUT
+from varlen_graphs.routing.enabled import CAPTURE_FAILED, OVER_LIMIT, TOO_LARGE, VERIFICATION_FAILED, WRONG_OUTPUT
 from varlen_graphs.routing.router import Router
 from varlen_graphs.serving.lazy import NOT_CAPTURED, Requests
 from varlen_graphs.stats import Stats
@@ -28,7 +28,7 @@ AS_CAPTURED = "put the setting back, or call encoder.release(), so that the next
 REMEDIES = {
     CAPTURE_FAILED: "encoder.report() has the errors; mend them, or free memory, and call encoder.release()",
     WRONG_OUTPUT: "encoder.verify([call]) says where it differs, after encoder.release()",
-    PROOF_FAILED: "encoder.verify([call]) says where it differs, after encoder.release()",
+    VERIFICATION_FAILED: "encoder.verify([call]) says where it differs, after encoder.release()",
     OVER_LIMIT: "allow more by memory=, or give the encoder smaller budgets",
     NOT_CAPTURED: "nobody captures what calls request: call encoder.capture_in_background() at the start, or "
     "encoder.capture_pending() between calls",

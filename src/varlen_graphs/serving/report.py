@@ -67,8 +67,8 @@ def report(name: str, store: GraphStore, stats: Stats) -> str:
         lines += ["graphs for these static arguments (adapters apart):"]
         lines += [f"  {_describe(graphs.inputs.static_args)}" for graphs in store.sets]
     for graphs in store.sets:
-        lines += [f"proven against {against}" for against in sorted(graphs.against)]
-        lines += [f"not proven on {left_out}" for left_out in sorted(graphs.unproven)]
+        lines += [f"verified against {against}" for against in sorted(graphs.against)]
+        lines += [f"not verified on {left_out}" for left_out in sorted(graphs.unverified)]
         if graphs.kept:
             names = ", ".join(map(repr, graphs.kept))
             lines += [f"kept by runs of the module, which changes no output, and not by replays: {names}"]
@@ -76,7 +76,7 @@ def report(name: str, store: GraphStore, stats: Stats) -> str:
             rows = ", ".join(str(budget.rows) for budget in sorted(waiting))
             lines += [f"the first call of each of these will be compared with the module itself; rows: {rows}"]
         lines += [
-            f"the graph of {budget.rows} rows is refused: {why}" for budget, why in sorted(graphs.refused.items())
+            f"the graph of {budget.rows} rows is rejected: {why}" for budget, why in sorted(graphs.rejected.items())
         ]
     if stats.checked:
         checked = [f"{counted(n, 'replay')} verified against {against}" for against, n in stats.against.most_common()]

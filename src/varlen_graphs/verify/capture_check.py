@@ -118,16 +118,16 @@ def check_graphs(
             rejected |= dict.fromkeys(executor.store.budgets.enabled, whole[0])
     graphs.against |= checks.against()
     for budget, why in rejected.items():
-        graphs.refuse(budget, why)
+        graphs.reject(budget, why)
     forward = executor.forward
-    if (verified := forward.verdict.proven) is not None and graphs.exact.keys().isdisjoint(budgets):
+    if (verified := forward.verdict.verified) is not None and graphs.exact.keys().isdisjoint(budgets):
         key = executor.spec.key(inputs.static_args, inputs.row_shape)
         verified[key] = verified.get(key, True) and not rejected
     if rejected:
         count = f"{len(rejected)} of {max(len(budgets), len(rejected))} graphs"
         message = (
-            f"{type(forward.module).__name__}: {count} failed the proof at their capture and are not used: their calls "
-            "use others, or run eager.\n"
+            f"{type(forward.module).__name__}: {count} failed verification at their capture and are not used: their "
+            "calls use others, or run eager.\n"
             f"{next(iter(rejected.values()))}"
         )
         if options.strict:
@@ -181,7 +181,7 @@ class _Checks:
                 raise sample
             if isinstance(sample, Exception):
                 if case.must_run:
-                    why = f"{case.budget} could not be proven, because synthetic calls fail: {sample}"
+                    why = f"{case.budget} could not be verified, because synthetic calls fail: {sample}"
                     failures.append((case, why))
             elif isinstance(error := self._tried(partial(self._check_indices, case, sample)), Exception):
                 failures.append((case, f"{case.budget}: a replay would fail, as its forward does: {error!r}"))
@@ -252,7 +252,7 @@ class _Checks:
                 if why := _mismatch(self._tried(partial(run, check, some, kind))):
                     return why
             else:
-                self._graphs.unproven.add(too_long)
+                self._graphs.unverified.add(too_long)
         lengths = layouts.single(spec, largest) if spec.counts_rows else ()
         calls = (next(samples.calls.of(layout)) for layout in lengths)
         return _mismatch(self._tried(partial(check_lengths, forward, calls)))

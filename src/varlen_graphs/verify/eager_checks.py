@@ -30,13 +30,14 @@ from varlen_graphs.watch.synthetic_run import run_synthetic
 COUNTS = (
     "In a batch they do not. Declare of_item, the number of entries that the module makes of an item, as the same "
     "function of its rows for all outputs and masks that have as many; if it takes multiples only, as Rows(every=...). "
-    "If it takes only some lengths for another reason, and no others come, pass verify=vg.options.Verify(prove=False)."
+    "If it takes only some lengths for another reason, and no others come, pass "
+    "verify=vg.options.Verify(at_capture=False)."
 )
 
 SOME_ROWS = (
     "Among others they do not, so the module takes some numbers of rows only, in which items may act on each other "
     "wherever they begin. Declare a multiple that each item has, such as by merge= or Rows(every=...); or, if all that "
-    "come have one, pass verify=vg.options.Verify(prove=False), and prove graphs on your own calls with "
+    "come have one, pass verify=vg.options.Verify(at_capture=False), and prove graphs on your own calls with "
     "encoder.verify(calls)."
 )
 
@@ -75,7 +76,7 @@ def check_claim(forward: Forward, tolerance: float | None, call: Call, own: obje
         f"call of items {few(layout)}. Expected the same outputs.{named}\nIf it is to compute what another method of "
         "the module does, name that one: GraphedEncoder(..., method='forward_features') runs it, and graphs are proven "
         "against it. If the module itself is right, add declared_by='recipe' to the declaration; if nothing in the "
-        "module computes this, verify=vg.options.Verify(prove=False)"
+        "module computes this, verify=vg.options.Verify(at_capture=False)"
     )
 
 

@@ -125,7 +125,7 @@ def _ways(executor: Executor, call: Call) -> tuple[GraphSet, list[ReplayBatches]
         raise InputError(f"no budget holds the items {few(layout)}: expected calls that fit one")
     if graphs is None:
         raise InputError("there is nothing to verify: no graph is left")
-    if failed := [graphs.refused[budget] for budget in whole if budget in graphs.refused]:
+    if failed := [graphs.rejected[budget] for budget in whole if budget in graphs.rejected]:
         raise VerificationError(failed[0])
     return graphs, ways
 

@@ -38,10 +38,10 @@ class InService:
     numbers: it reads what padding holds, or does not take empty items.
 
     Args:
-        options: `calls`, `strict`, `tolerance` and `prove`.
+        options: `calls`, `strict`, `tolerance` and `at_capture`.
 
     Attributes:
-        calls: Number of calls to compare for each budget; the first one is compared anyway, with `prove`.
+        calls: Number of calls to compare for each budget; the first one is compared anyway, with `at_capture`.
     """
 
     def __init__(self, options: Verify) -> None:
@@ -51,7 +51,9 @@ class InService:
 
     def is_due(self, route: Route, graphs: GraphSet) -> bool:
         """Return True if a graph of a route is still to be compared."""
-        if self._options.prove and any(batch.budget not in graphs.compared for batch in route.batches if batch.budget):
+        if self._options.at_capture and any(
+            batch.budget not in graphs.compared for batch in route.batches if batch.budget
+        ):
             return True
         calls = self._options.calls
         return calls > 0 and any(self._done.get(graph, 0) < calls for graph in _graphs_of(route, graphs))
@@ -136,7 +138,7 @@ class InService:
             if budget not in budgets.disabled:
                 LOGGER.error("%s%s is disabled: %s; %s", what, budget, why, MORE)
             if is_exact:  # its calls use the budgets
-                graphs.refuse(budget, why)
+                graphs.reject(budget, why)
             else:
                 budgets.disable(budget, WRONG_OUTPUT, why)
         if not forward_is_right:

@@ -21,7 +21,8 @@ from varlen_graphs.watch.synthetic_run import SyntheticRun, run_synthetic
 
 BLIND = (
     "all floating outputs are NaN for all synthetic rows, which shows nothing; capture with a call of yours, "
-    "encoder.capture(call), or pass verify=vg.options.Verify(prove=False), and verify graphs with encoder.verify(calls)"
+    "encoder.capture(call), or pass verify=vg.options.Verify(at_capture=False), and verify graphs with "
+    "encoder.verify(calls)"
 )
 
 MOST_SECONDS = 3.0

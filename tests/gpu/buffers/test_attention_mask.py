@@ -37,7 +37,7 @@ def test_the_mask_of_another_model_is_refused_and_calls_run_eager(name):
         encoder.capture()
     ids, mask = texts([60, 33, 64, 1], device="cuda")
     assert error_of(encoder(ids, attention_mask=mask), model(ids, attention_mask=mask), mask) < 1e-3
-    assert encoder.stats.eager == {"its budget failed the proof": 1}
+    assert encoder.stats.eager == {"its budget failed verification": 1}
 
 
 def test_a_model_that_looks_at_its_mask_names_the_declaration():

@@ -227,7 +227,7 @@ def test_state_that_the_run_before_a_capture_left_behind_is_held():
             return x + state[:1]
 
     spec = vg.BufferSpec("x", vg.Lengths("lengths"))
-    encoder = vg.GraphedEncoder(Stateful().to("cuda"), [64], spec, verify=vg.options.Verify(prove=False))
+    encoder = vg.GraphedEncoder(Stateful().to("cuda"), [64], spec, verify=vg.options.Verify(at_capture=False))
     rows = rows_on_gpu([6])
     expected = encoder(rows, lengths=[6])
     others = [torch.full((1 << 20,), torch.nan, device="cuda") for _ in range(8)]  # would take what is free

@@ -11,7 +11,7 @@ from tests.support.verifying import FirstRows
 pytestmark = on_gpus()
 
 
-@pytest.mark.filterwarnings("ignore:.*failed the proof")
+@pytest.mark.filterwarnings("ignore:.*failed verification")
 def test_an_index_past_the_end_of_a_full_budget_is_found_before_a_replay():
     module = FirstRows().cuda()
     spec = vg.BufferSpec("x", vg.Lengths(), [vg.buffers.CuSeqlens()], outputs=vg.outputs.Items())
@@ -21,7 +21,7 @@ def test_an_index_past_the_end_of_a_full_budget_is_found_before_a_replay():
         starts = torch.tensor([0, *lengths], device="cuda").cumsum(0)
         assert distance(encoder(rows, lengths=lengths), module(rows, starts)) < 1e-5
     torch.cuda.synchronize()
-    assert encoder.stats.eager == {"its budget failed the proof": 3}
+    assert encoder.stats.eager == {"its budget failed verification": 3}
     assert "out of bounds" in encoder.report() or "got indices from" in encoder.report()
 
 

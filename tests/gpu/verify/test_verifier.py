@@ -81,7 +81,7 @@ def test_memory_that_a_replay_reads_and_does_not_write_is_told():
         left[:1] = 0  # the rest is what the pool holds
         return nn.functional.linear(x, module.weight, module.bias) + left
 
-    encoder = encoder_on_gpu(Plain(8, 8), forward=forward, verify=vg.options.Verify(prove=False))
+    encoder = encoder_on_gpu(Plain(8, 8), forward=forward, verify=vg.options.Verify(at_capture=False))
     message = refused(encoder, calls_of([5, 9], device="cuda"))
     assert "differs by inf from the module itself" in message
 

@@ -11,7 +11,7 @@ from tests.support.encoders import Attention, attention_encoder, encoder_of, row
 from tests.support.towers import distance, equal_bits, pixels, qwen3_vl_tower
 from tests.support.verifying import WrongAt64
 
-REFUSED = "its budget failed the proof"
+REFUSED = "its budget failed verification"
 
 
 @torch.library.custom_op("varlen_graphs_tests::refuse_nan", mutates_args=())
@@ -79,7 +79,7 @@ def test_what_mixes_rows_runs_eager_with_one_warning(function):
             rows = rows_for(lengths)
             assert distance(encoder(rows, lengths=lengths), module(rows)) < 1e-6
     (warning,) = caught
-    assert "2 of 2 graphs failed the proof at their capture" in str(warning.message)
+    assert "2 of 2 graphs failed verification at their capture" in str(warning.message)
     assert encoder.stats.eager == {REFUSED: 3}
     assert not encoder.stats.replays
     assert "refused: wrong in " in encoder.report()
@@ -87,14 +87,14 @@ def test_what_mixes_rows_runs_eager_with_one_warning(function):
 
 def test_attention_over_all_rows_is_refused_with_its_line():
     encoder, rows = encoder_of(Attends().eval()), rows_for([20, 10])
-    line = r"at .*test_proof.py:\d+, in forward: return nn.functional.scaled_dot_product_attention\(q, k, v\)"
+    line = r"at .*test_capture_check.py:\d+, in forward: return nn.functional.scaled_dot_product_attention\(q, k, v\)"
     with pytest.warns(UserWarning, match=f"(?s)differs by inf from the module itself.*{line}"):
         assert distance(encoder(rows, lengths=[20, 10]), encoder.module(rows)) < 1e-6
 
 
 def test_no_row_of_an_earlier_call_reaches_a_later_one():
     encoder, rows = encoder_of(Attends().eval()), rows_for([20])
-    with pytest.warns(UserWarning, match="failed the proof"):
+    with pytest.warns(UserWarning, match="failed verification"):
         alone = encoder(rows, lengths=[20])
     for seed in range(3):
         encoder(100 * rows_for([60, 50], seed), lengths=[60, 50])
@@ -103,7 +103,7 @@ def test_no_row_of_an_earlier_call_reaches_a_later_one():
 
 def test_only_the_budget_that_is_wrong_is_refused():
     encoder = encoder_of(WrongAt64())
-    with pytest.warns(UserWarning, match="1 of 2 graphs failed the proof"):
+    with pytest.warns(UserWarning, match="1 of 2 graphs failed verification"):
         encoder.capture()
     for lengths in ([60], [100]):
         rows = rows_for(lengths)
@@ -121,7 +121,7 @@ def test_a_refused_set_of_static_arguments_leaves_the_others_alone():
     encoder, rows = encoder_of(Scaled()), rows_for([20])
     for _ in range(2):
         assert equal_bits(encoder(rows, lengths=[20]), 2 * rows)
-    with pytest.warns(UserWarning, match="failed the proof"):
+    with pytest.warns(UserWarning, match="failed verification"):
         assert distance(encoder(rows, lengths=[20], mean=True), rows - rows.mean(0)) < 1e-6
     encoder(rows, lengths=[20])
     assert encoder.stats.replays.total() == 3
@@ -150,13 +150,13 @@ def test_segments_of_the_wrong_kind_are_found_where_the_module_takes_the_items()
         assert len(caught) == 1 - replays
         assert distance(output, module(rows, torch.tensor([(2, 3, 4)]))) < 1e-5
         assert encoder.stats.replays.total() == replays
-        assert "proven against the module itself" in encoder.report()
+        assert "verified against the module itself" in encoder.report()
 
 
 def test_the_report_says_where_the_declaration_itself_was_not_proven():
     encoder = attention_encoder()
     encoder(rows_for([6]), lengths=[6])
-    assert "what the declaration means, such as per='item' or per='frame', was not proven" in encoder.report()
+    assert "what the declaration means, such as per='item' or per='frame', was not verified" in encoder.report()
 
 
 def test_a_recipe_is_proven_against_its_tower():
@@ -165,7 +165,7 @@ def test_a_recipe_is_proven_against_its_tower():
     grid = [(1, 4, 6)]
     encoder(pixels(grid), grid_thw=torch.tensor(grid))
     assert encoder.stats.replays.total() == 1
-    assert "proven against the module itself" in encoder.report()
+    assert "verified against the module itself" in encoder.report()
 
 
 def test_a_function_that_is_not_what_the_module_computes_never_answers():
@@ -193,13 +193,13 @@ def test_random_numbers_are_named(draw):
 
 def test_strict_raises_and_then_runs_eager():
     encoder, rows = encoder_of(Attends().eval(), verify=vg.options.Verify(strict=True)), rows_for([6])
-    with pytest.raises(vg.errors.VerificationError, match="failed the proof at their capture"):
+    with pytest.raises(vg.errors.VerificationError, match="failed verification at their capture"):
         encoder(rows, lengths=[6])
     assert distance(encoder(rows, lengths=[6]), encoder.module(rows)) < 1e-6
 
 
 def test_it_can_be_switched_off():
-    encoder, rows = encoder_of(Attends().eval(), verify=vg.options.Verify(prove=False)), rows_for([6])
+    encoder, rows = encoder_of(Attends().eval(), verify=vg.options.Verify(at_capture=False)), rows_for([6])
     encoder(rows, lengths=[6])
     assert encoder.stats.replays.total() == 1
 
@@ -207,7 +207,7 @@ def test_it_can_be_switched_off():
 def test_lazy_encoders_request_no_refused_budget_again():
     encoder, rows = encoder_of(WrongAt64(), capture=vg.options.Capture(lazy=True)), rows_for([6])
     encoder(rows, lengths=[6])
-    with pytest.warns(UserWarning, match="failed the proof"):
+    with pytest.warns(UserWarning, match="failed verification"):
         encoder.capture_pending(None)
     for _ in range(2):
         assert distance(encoder(rows, lengths=[6]), encoder.module.linear(rows)) < 1e-5
@@ -216,7 +216,7 @@ def test_lazy_encoders_request_no_refused_budget_again():
 
 def test_verify_tells_why_a_budget_was_refused():
     encoder = encoder_of(Attends().eval())
-    with pytest.warns(UserWarning, match="failed the proof"):
+    with pytest.warns(UserWarning, match="failed verification"):
         encoder.capture()
     with pytest.raises(vg.errors.VerificationError, match="scaled_dot_product_attention"):
         encoder.verify([{"x": rows_for([6]), "lengths": [6]}])
@@ -254,7 +254,7 @@ def test_a_module_whose_synthetic_calls_all_fail_is_not_trusted():
 
     spec = vg.BufferSpec("x", vg.Lengths(), [vg.buffers.HostBuffer("only", fails, (1,), torch.float32)])
     encoder = vg.GraphedEncoder(nn.Identity(), [64], spec, backend="tape", forward=lambda module, x, only: x + only)
-    with pytest.warns(UserWarning, match="could not be proven, because synthetic calls fail: never seen"):
+    with pytest.warns(UserWarning, match="could not be verified, because synthetic calls fail: never seen"):
         encoder(rows_for([7]), lengths=[7])
     assert encoder.stats.eager == {REFUSED: 1}
 
@@ -299,7 +299,7 @@ def test_graphs_whose_proof_was_interrupted_are_not_used(error):
     with pytest.raises(error):
         encoder(rows, lengths=[20, 10])
     assert next(interrupts, None) is None
-    with pytest.warns(UserWarning, match="2 of 2 graphs failed the proof"):
+    with pytest.warns(UserWarning, match="2 of 2 graphs failed verification"):
         assert distance(encoder(rows, lengths=[20, 10]), encoder.module(rows)) < 1e-6
     assert not encoder.stats.replays
 
@@ -354,7 +354,7 @@ def test_items_that_act_on_those_of_the_same_number_are_refused():
     )  # fmt: skip
     module, rows = Frames().eval().requires_grad_(False), torch.randn(300, 128)
     encoder = vg.GraphedEncoder(module, [128, 256], spec, backend="tape")
-    with pytest.warns(UserWarning, match="failed the proof"):
+    with pytest.warns(UserWarning, match="failed verification"):
         out = encoder(rows, video=[5, 5, 5], lengths=[100] * 3)
     all_rows = torch.ones(300, dtype=torch.bool)
     torch.testing.assert_close(out, module(rows, torch.full((300,), 5), all_rows))
@@ -372,14 +372,14 @@ def test_integers_that_are_a_little_wrong_are_wrong(dtype):
 
     module, rows = Numbered().eval().requires_grad_(False).to(dtype), rows_for([12, 8]).to(dtype)
     encoder = encoder_of(module)
-    with pytest.warns(UserWarning, match="failed the proof"):
+    with pytest.warns(UserWarning, match="failed verification"):
         assert (encoder(rows, lengths=[12, 8])["ids"] == 10_020).all()
 
 
 def test_a_graph_in_which_an_operator_refuses_nan_is_refused_and_its_first_call_runs_eager():
     encoder = encoder_of(Wrong(lambda module, x: refuse_nan(x)))
     rows = rows_for([5, 3])
-    with pytest.warns(UserWarning, match="(?s)failed the proof.*min should be less than or equal to max"):
+    with pytest.warns(UserWarning, match="(?s)failed verification.*min should be less than or equal to max"):
         out = encoder(rows, lengths=[5, 3])
     assert torch.equal(out, encoder.module(rows))
     assert encoder.stats.eager == {REFUSED: 1}
