@@ -446,7 +446,7 @@ def test_an_interrupt_leaves_no_size_out_and_no_graph_too_many(monkeypatch):
     encoder = recurring(most=1)
     call(encoder, [20], times=4)
     store = encoder.executor.store
-    for name in ("prove", "capture_exact"):
+    for name in ("check_graphs", "capture_exact"):
         with monkeypatch.context() as patch:
             patch.setattr(store, name, interrupt)
             with pytest.raises(KeyboardInterrupt):

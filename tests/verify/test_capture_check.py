@@ -82,7 +82,7 @@ def test_what_mixes_rows_runs_eager_with_one_warning(function):
     assert "2 of 2 graphs failed verification at their capture" in str(warning.message)
     assert encoder.stats.eager == {REFUSED: 3}
     assert not encoder.stats.replays
-    assert "refused: wrong in " in encoder.report()
+    assert "rejected: wrong in " in encoder.report()
 
 
 def test_attention_over_all_rows_is_refused_with_its_line():
