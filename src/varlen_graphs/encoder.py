@@ -226,8 +226,8 @@ class GraphedEncoder(nn.Module):
             print(encoder.verify([{"pixel_values": pixels, "grid_thw": [(1, 14, 14), (4, 8, 10)]}]))
 
         Every call is replayed in each budget that holds it, with NaN in the pool, the arena and all floating padding;
-        again; over the rows of the largest call; with its items in another order; and with other rows. The cause of an
-        error is located by running eager, operation by operation, and named with its line.
+        over the rows of the largest call; with its items in another order; and with other rows, twice as well. The
+        cause of an error is located by running eager, operation by operation, and named with its line.
 
         For tests and for the start of a service: five replays of each call in each budget, and three eager runs of it.
         Syncs, captures if nothing is captured, and keeps the pool's turn meanwhile.

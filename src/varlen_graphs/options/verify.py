@@ -15,12 +15,13 @@ class Verify:
 
     The *check* is part of every capture, for each set of static arguments: a few small items are replayed in each new
     graph, and items of several sizes in the largest, with NaN in the pool and in all padding, and with other values.
+    They are made of the rows of the call that needs the graphs.
     The outputs must equal those of the module itself, run eager without padding. A graph that fails is not used, with a
     warning, and calls that need it run eager; `report()` and `stats` show why.
 
     *In service*, the first calls of each budget, for each set of static arguments, are compared with the module itself.
     A budget with a wrong output is disabled: its calls use other budgets or run eager. The call that found it gets the
-    eager output; `report()`, `stats` and the logger `varlen_graphs` show the evidence. A verified call costs one eager
+    eager output; `report()`, `stats` and the logger `varlen_graphs` show why. A verified call costs one eager
     call, syncs, and copies items that are on the GPU to the host.
 
     Attributes:

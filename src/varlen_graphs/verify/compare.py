@@ -1,11 +1,9 @@
 """Compare the outputs of a run with the expected outputs of a call, item by item."""
 
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import prod
-from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -271,40 +269,39 @@ def _errors(actual: Sequence[Tensor], expected: Sequence[Tensor], rows_dim: int 
 
     Pairs whose rows have one shape are compared together: a call may hold many items, and each launch costs the host.
     """
-    alike: defaultdict[tuple[bool, bool, torch.Size], list[int]] = defaultdict(list)
-    for pair, (one, other) in enumerate(zip(actual, expected, strict=True)):
-        comparable = one.shape == other.shape and one.is_complex() == other.is_complex()
-        alike[comparable, one.numel() == 0, one.shape[:rows_dim] + one.shape[rows_dim + 1 :]].append(pair)
-    order, norms = list[int](), list[Tensor]()
-    for (comparable, empty, _), pairs in alike.items():
-        for part in _chunks(pairs, actual):
-            ones, others = ([tensors[pair] for pair in part] for tensors in (actual, expected))
-            if comparable and not empty:
-                norms.append(_norms(ones, others, rows_dim))
-            else:
-                norms.append(torch.zeros(4, len(part), dtype=torch.float64, device=ones[0].device))
-                norms[-1][0] = 0.0 if comparable else torch.inf
-            order += part
+    norms = []
+    for pairs, comparable in _chunks(actual, expected, rows_dim):
+        ones, others = ([tensors[pair] for pair in pairs] for tensors in (actual, expected))
+        if comparable:
+            norms.append(_norms(ones, others, rows_dim))
+        else:  # nothing to compare, or something else
+            error = 0.0 if ones[0].shape == others[0].shape and not ones[0].numel() else torch.inf
+            norms.append(torch.zeros(4, 1, dtype=torch.float64, device=ones[0].device))
+            norms[-1][0] = error
     whole, own, worst, size = torch.cat(norms, 1)
     average = size * own.norm() / size.norm().clamp(min=1)
     scale = torch.maximum(own, average).clamp(min=1e-30)
-    errors = (torch.maximum(whole, worst / ONE_ROW) / scale).nan_to_num(torch.inf, torch.inf)
-    if len(norms) == 1:
-        return errors
-    return torch.stack([error for _, error in sorted(zip(order, errors.unbind(), strict=True), key=itemgetter(0))])
+    return (torch.maximum(whole, worst / ONE_ROW) / scale).nan_to_num(torch.inf, torch.inf)
 
 
-def _chunks(pairs: Sequence[int], tensors: Sequence[Tensor]) -> Iterator[list[int]]:
-    """Yield pairs together whose tensors have up to `ENTRIES` entries, or one pair that has more."""
-    part, entries = list[int](), 0
-    for pair in pairs:
-        size = tensors[pair].numel()
-        if part and entries + size > ENTRIES:
-            yield part
+def _chunks(actual: Sequence[Tensor], expected: Sequence[Tensor], rows_dim: int) -> Iterator[tuple[list[int], bool]]:
+    """Yield successive pairs whose rows have one shape, with up to `ENTRIES` entries, or one pair that has more.
+
+    Pairs that cannot be compared come one by one, with False.
+    """
+    part, form, entries = list[int](), torch.Size(), 0
+    for pair, (one, other) in enumerate(zip(actual, expected, strict=True)):
+        comparable = one.shape == other.shape and one.is_complex() == other.is_complex() and one.numel() > 0
+        row = one.shape[:rows_dim] + one.shape[rows_dim + 1 :]
+        if part and (not comparable or row != form or entries + one.numel() > ENTRIES):
+            yield part, True
             part, entries = [], 0
-        part.append(pair)
-        entries += size
-    yield part
+        if comparable:
+            part, form, entries = [*part, pair], row, entries + one.numel()
+        else:
+            yield [pair], False
+    if part:
+        yield part, True
 
 
 def _norms(actual: Sequence[Tensor], expected: Sequence[Tensor], rows_dim: int) -> Tensor:
