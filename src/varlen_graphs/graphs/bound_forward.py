@@ -23,6 +23,8 @@ from varlen_graphs.outputs.parts import Parts, SizeError, check_extents, clear_g
 from varlen_graphs.watch.lines import raising_line
 from varlen_graphs.watch.rules_mode import CaptureRulesMode
 from varlen_graphs.watch.shadow import address_of, held_by
+from varlen_graphs.watch.shared_writes import SharedWrites
+from varlen_graphs.watch.thread_modes import run_under
 
 
 class BoundForward:
@@ -32,6 +34,7 @@ class BoundForward:
         forward: The forward.
         static_args: Its static arguments.
         mode: The mode that graphs hold for.
+        writes: Watches runs without the compiler's code, which must not write to what a shadow shares.
     """
 
     def __init__(
@@ -39,10 +42,12 @@ class BoundForward:
         forward: Forward,
         static_args: dict[str, Any],
         mode: Mode,
+        writes: SharedWrites | None = None,
     ) -> None:
         self._forward = forward
         self._static_args = static_args
         self._mode = mode
+        self._writes = writes
 
     @property
     def is_compiled(self) -> bool:
@@ -72,7 +77,8 @@ class BoundForward:
         try:
             with self._mode.autocast(device), self._named(rows, table):
                 arguments = self._forward.arguments(rows, table, given, self._static_args)
-                output = self._forward.run(arguments, table.budget if compiled and device == "cuda" else None)
+                run = partial(self._forward.run, arguments, table.budget if compiled and device == "cuda" else None)
+                output = run() if compiled or self._writes is None else run_under(run, self._writes)
         except CaptureError as error:
             if error.__cause__ is not None and (refusal := self._why_refused(rows, table, given)) is not None:
                 raise refusal from error.__cause__
@@ -82,6 +88,12 @@ class BoundForward:
         parts = self._forward.take_apart(output, self._static_args, table.budget)
         clear_gaps(parts, table)
         return parts
+
+    def warm_up(self, rows: Tensor, table: ItemTable, given: dict[str, Tensor]) -> None:
+        """Run once without the compiler's code; and with it, if there is some."""
+        self(rows, table, given, compiled=False)
+        if self._writes is None or self.is_compiled or self._writes.met_compiled:
+            self(rows, table, given)
 
     def _why_refused(self, rows: Tensor, table: ItemTable, given: dict[str, Tensor]) -> CaptureError | None:
         """Return the rule of captures that the module broke in a run that failed, if that is why; else `None`."""

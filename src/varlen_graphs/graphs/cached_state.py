@@ -17,12 +17,11 @@ from varlen_graphs.errors import CaptureError, VarlenGraphsError
 from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.outputs.parts import Parts, flatten
 from varlen_graphs.watch.leaves import tensors_in
-from varlen_graphs.watch.lines import UNKNOWN_LINE, user_lines
-from varlen_graphs.watch.rules import written_arguments
-from varlen_graphs.watch.shadow import Changed, Shadow, address_of, same_bits
+from varlen_graphs.watch.shadow import Changed, Shadow, Snapshot, address_of, same_bits
 from varlen_graphs.watch.sharded import local_tensor
+from varlen_graphs.watch.shared_writes import REMEDY, SharedWrites
 from varlen_graphs.watch.synthetic_run import run_synthetic
-from varlen_graphs.watch.thread_modes import RunMode, run_under
+from varlen_graphs.watch.thread_modes import run_under
 
 ROUNDING = 8
 """Ratio to the precision of a dtype of what outputs may differ by where a cache is filled."""
@@ -43,12 +42,6 @@ MANY = 1000
 Run = Callable[[int], Parts]
 """Runs a forward on a few rows, different ones for each integer."""
 
-REMEDY = (
-    "If it initialises itself from its first rows, run it once on real ones before the first capture, as the first "
-    "call does. If it does so in every call (running statistics), call module.eval(), or run it without graphs "
-    "(backend='eager')"
-)
-
 
 def raise_changed_outside(forward: Forward) -> NoReturn:
     """Raise that runs for captures have changed what a module keeps outside of itself, here and in later calls."""
@@ -62,16 +55,16 @@ class StateCheck:
     Args:
         forward: The forward.
         runs: Returns the function that runs a forward.
-        of_an_item: Runs a forward on an item that is as short as can be.
+        of_an_item: Runs a forward on an item that is as short as can be; `None` does not try that.
 
     Attributes:
         forward: The forward over the shadow on which all runs beside captures are made.
-        written: Addresses of the storages that the module writes to.
+        writes: Watches the runs that begin the check.
         kept: Paths of what every run changes, and that changes no output; known in the end.
     """
 
     def __init__(
-        self, forward: Forward, runs: Callable[[Forward], Run], of_an_item: Callable[[Forward], Parts]
+        self, forward: Forward, runs: Callable[[Forward], Run], of_an_item: Callable[[Forward], Parts] | None = None
     ) -> None:
         self._original = forward
         self._of_an_item = of_an_item
@@ -80,38 +73,49 @@ class StateCheck:
         self._shadow = Shadow(forward.module)
         self.forward = forward.on(self._shadow)
         self._run = runs(self.forward)
-        self.written: set[int] = set()
+        self.writes = _Writes(self._shadow)
         self.kept: list[str] = []
         self._first: list[Tensor] = []
         self._versions = _versions(self._shadow.shared)
 
-    def begin(self, at_capacity: Callable[[Forward], object] | None, is_first: bool) -> None:
+    def begin(self, at_capacity: Callable[[], object] | None = None, is_first: bool = False) -> None:
         """Run the forward once, and on other shadows if that changed something; then at the capacity of a budget.
 
         Args:
-            at_capacity: Runs a forward so; the capture tells what is wrong then.
+            at_capacity: Runs the forward so; the capture tells what is wrong then.
             is_first: True if the module itself has not run before.
 
         Raises:
             CaptureError: The module writes to its parameters, registers what depends on its rows, or lets the rows of
                 one run change the output of the next.
         """
-        writes = _Writes(self._name, self._shadow)
-        first = run_under(lambda: self._run(1), writes)
+        first = run_under(lambda: self._run(1), self.writes)
         self._first = _tensors(first)
         del first
-        if is_first and writes.keeps_outside(self.forward, self._shadow):
+        if is_first and self.writes.keeps_outside(self.forward, self._shadow):
             raise_changed_outside(self._original)
         if changed := self._shadow.changes():
             self._compare(changed)
         if at_capacity is not None:
             with suppress(Exception):
-                run_under(partial(at_capacity, self.forward), writes)
-        self.written = {
+                run_under(at_capacity, self.writes)
+
+    def written(self) -> set[int]:
+        """Return the addresses of the storages that the module has written to so far. Syncs."""
+        return {
             address_of(original)
             for _, original, clone in self._shadow.cloned
-            if address_of(clone) in writes.written or not same_bits(original, clone)
+            if address_of(clone) in self.writes.written or not same_bits(original, clone)
         }
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """What the module kept before the check."""
+        return self._shadow.snapshot
+
+    def places(self) -> set[str]:
+        """Return the paths of the attributes and containers that runs have changed so far."""
+        return self._shadow.places()
 
     def find_evidence(self) -> str | None:
         """Run the first rows again, after all other runs, and as if there had been many more.
@@ -122,7 +126,7 @@ class StateCheck:
             CaptureError: It is so on a new shadow, too.
         """
         self._short(self.forward)
-        again, writes = self._again()
+        again, writes = self._again(self.forward, self._run, self._shadow)
         if not _equal(self._first, again):
             (*_, one), (*_, other) = self._fresh(1), self._fresh(1)
             if _versions(self._shadow.shared) != self._versions:
@@ -130,36 +134,47 @@ class StateCheck:
             noise, precision = _apart(one, other), _precision(again)
             if noise > precision**0.5:  # both have drawn the same random numbers
                 raise_changed_outside(self._original)
-            allowed = ROUNDING * max(noise, precision)
-            if _apart(self._first, again) <= allowed:
-                return None  # it rounds in another way once a cache is filled
-            if _apart(self._first, one) > allowed:
-                raise_changed_outside(self._original)
-            return self._evidence("after other calls", self._shadow.changes())
-        changed = self._shadow.changed()
-        before = [_copy(one.now) for one in changed]
+            allowed = ROUNDING * max(noise, precision)  # it may round in another way once a cache is filled
+            if _apart(self._first, again) > allowed:
+                if _apart(self._first, one) > allowed:
+                    raise_changed_outside(self._original)
+                return self._evidence("after other calls", self._shadow.changes())
+        return self._evidence_of_more_runs() if writes.written or self._shadow.changed() else None
+
+    def _evidence_of_more_runs(self) -> str | None:
+        """Return why the output changes with more runs, if it does: of a new shadow, because others have run on NaN."""
+        fresh, short = self._original.on(Shadow(self._original.module)), None
+        if (one := self._short(fresh)) is not None:
+            short = self._short(fresh)
+        if one is not None and short is not None and _apart(one, short) > ROUNDING * _precision(one):
+            return self._evidence("after a first call of few rows", self._shadow.changes())
+        shadow = Shadow(self._original.module)
+        forward = self._original.on(shadow)
+        run = self._runs(forward)
+        again = partial(self._again, forward, run, shadow)
+        first, _ = again()
+        for which in (2, 3) * (FEW // 2):
+            with suppress(CaptureError):  # it takes no other rows
+                run_under(partial(run, which), _Writes(shadow))
+        later, writes = again()
+        changed = shadow.changed()
+        paths, before = [one.path for one in changed], [_copy(one.now) for one in changed]
         lists = [(one, len(one.own)) for one in changed if isinstance(one.own, list | deque)]
-        if not (changed or writes.written):
-            return None
-        fresh = self._original.on(Shadow(self._original.module))
-        one, other = self._short(fresh), self._short(fresh)
-        if one is not None and other is not None and _apart(one, other) > ROUNDING * _precision(one):
-            return self._evidence("after a first call of few rows", [one.path for one in changed])
-        if not all(_equal(self._again()[0], again) for _ in range(FEW)):
-            return self._evidence("after a few more calls", [one.path for one in changed])
+        if not _close(first, later) or not all(_close(again()[0], later) for _ in range(FEW)):
+            return self._evidence("after a few more calls", paths)
         moved = [one.path for one, value in zip(changed, before, strict=True) if _extrapolate(one, value)]
         for entry, length in lists:
             if length < len(entry.own) < length + MANY:  # of each list once
                 entry.own.extend([entry.own[-1]] * MANY)
                 moved.append(entry.path)
-        for path, _, clone in self._shadow.cloned:
+        for path, _, clone in shadow.cloned:
             if address_of(clone) in writes.written and path not in moved:
                 clone.copy_(~clone if clone.dtype == torch.bool else 2 * clone + 1)
                 moved.append(path)
         far: list[Tensor] | None = None
         with suppress(Exception):  # of numbers that do not belong together any more
-            far = self._again()[0] if moved else None
-        if far is not None and not _equal(far, again):
+            far = again()[0] if moved else None
+        if far is not None and not _close(far, later):
             return self._evidence("after many more calls", moved)
         self.kept = sorted(moved)
         return None
@@ -173,17 +188,21 @@ class StateCheck:
 
     def _short(self, forward: Forward) -> list[Tensor] | None:
         """Run a short item, always with the same random numbers, if the forward takes it."""
+        if self._of_an_item is None:
+            return None
+        of_an_item = self._of_an_item
         if forward.random is not None:
             forward.random.restart()
         with suppress(Exception):  # it may need more rows
-            return run_under(lambda: _tensors(self._of_an_item(forward)), _Writes(self._name, self._shadow))
+            return run_under(lambda: _tensors(of_an_item(forward)), _Writes(self._shadow))
         return None
 
-    def _again(self) -> tuple[list[Tensor], "_Writes"]:
-        if self.forward.random is not None:
-            self.forward.random.restart()
-        writes = _Writes(self._name, self._shadow)
-        return run_under(lambda: _tensors(self._run(1)), writes), writes
+    def _again(self, forward: Forward, run: Run, shadow: Shadow) -> tuple[list[Tensor], "_Writes"]:
+        """Run the first rows again, with the same random numbers."""
+        if forward.random is not None:
+            forward.random.restart()
+        writes = _Writes(shadow)
+        return run_under(lambda: _tensors(run(1)), writes), writes
 
     def _compare(self, changed: Sequence[str]) -> None:
         """Compare what runs of other rows leave behind, and the outputs after them."""
@@ -212,36 +231,19 @@ class StateCheck:
         """Run the forward on a new shadow; return that, the function that runs it, and the output."""
         shadow = Shadow(self._original.module)
         run = self._runs(self._original.on(shadow))
-        return shadow, run, run_under(lambda: _tensors(run(which)), _Writes(self._name, shadow))
+        return shadow, run, run_under(lambda: _tensors(run(which)), _Writes(shadow))
 
 
-class _Writes(RunMode):
-    """Dispatch mode that refuses an operator, before it runs, that writes to a tensor which a shadow shares.
+class _Writes(SharedWrites):
+    """Follows what a run makes, too."""
 
-    Attributes:
-        written: Addresses of other memory that was written.
-    """
-
-    def __init__(self, name: str, shadow: Shadow) -> None:
-        super().__init__()
-        self.written: set[int] = set()
-        self._name = name
-        self._shadow = shadow
+    def __init__(self, shadow: Shadow) -> None:
+        super().__init__(shadow)
         self._made: dict[int, tuple[weakref.ref[torch.UntypedStorage], bool]] = {}  # by address, whether of sizes alone
-        self._shared = {*map(address_of, shadow.shared)} - {0}
 
     def run_operator(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator, and return its result."""
-        for tensor in written_arguments(func, args, kwargs) if isinstance(func, torch._ops.OpOverload) else ():
-            if (address := address_of(tensor)) in self._shared:
-                held = (one for one in self._shadow.held if isinstance(one.value, Tensor))
-                path = next(one.path for one in held if address_of(one.value) == address)
-                raise CaptureError(
-                    f"{self._name} writes to {path!r}, which graphs read: a capture would change it\n"
-                    f"  at {next(user_lines(), UNKNOWN_LINE)}\n{REMEDY}"
-                )
-            self.written.add(address)
-        result = func(*args, **kwargs)
+        result = super().run_operator(func, args, kwargs)
         inputs = tensors_in(args, kwargs)
         of_sizes = all(self._made.get(address_of(one), (None, False))[1] for one in inputs)
         for made in tree_leaves(result):
@@ -331,6 +333,10 @@ def _alike(one: Any, other: Any) -> bool:
 
 def _equal(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
     return len(one) == len(other) and all(map(same_bits, one, other))
+
+
+def _close(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
+    return len(one) == len(other) and (_equal(one, other) or _apart(one, other) <= ROUNDING * _precision(one))
 
 
 def _apart(some: Sequence[Tensor], others: Sequence[Tensor]) -> float:

@@ -25,10 +25,11 @@ from varlen_graphs.graphs.graph_set import GraphSet, HeldMemory
 from varlen_graphs.graphs.output_form import OutputForm, check_constants
 from varlen_graphs.graphs.progress import Progress
 from varlen_graphs.kernels.launch import compiling_in_threads
+from varlen_graphs.layouts.item_table import ItemTable
 from varlen_graphs.outputs.parts import Parts, SizeError
-from varlen_graphs.watch.attributes import AttributeSnapshot
 from varlen_graphs.watch.read_memory import ReadMemory
 from varlen_graphs.watch.shadow import Shadow, address_of, describe
+from varlen_graphs.watch.shared_writes import SharedWrites
 
 
 class GraphCapture:
@@ -63,6 +64,7 @@ class GraphCapture:
     ) -> None:
         self._graphs = graphs
         self._original = forward
+        self._runs = forward.runs
         self._mode = mode
         self._backend = backend
         self._fallback = fallback
@@ -74,7 +76,7 @@ class GraphCapture:
         self.left_out: dict[Budget, str] = {}
         self.compile_seconds: float | None = None
 
-    def run(self, budgets: Sequence[Budget], spare: Sequence[Budget], attributes: AttributeSnapshot) -> list[Budget]:
+    def run(self, budgets: Sequence[Budget], spare: Sequence[Budget]) -> list[Budget]:
         """Capture budgets that have no graph yet, largest first; return those that were tried.
 
         A budget whose capture fails is left out. If it is the largest, and there is no graph yet, the smallest is tried
@@ -84,7 +86,6 @@ class GraphCapture:
         Args:
             budgets: The budgets.
             spare: More budgets, to try while there is no graph.
-            attributes: Loses those that the module changes in runs.
 
         Raises:
             SpecError: The output is not as declared.
@@ -92,15 +93,18 @@ class GraphCapture:
             Exception: The error of the forward at the largest budget and at the smallest.
         """
         graphs = self._graphs
-        if not graphs:  # later ones go by what the first have shown
+        if graphs.constants is None:
+            graphs.snapshot, graphs.runs = self.check.snapshot, self._runs
+        if is_checked := not graphs:  # later ones go by what the first have shown
             self._begin_check(max(budgets))
-            graphs.written |= self.check.written
+        budgets, spare = self._within_allowance(budgets, spare)
+        if is_checked:
+            graphs.written |= self.check.written()
         forward, shadow = self._to_capture()
         if is_new := graphs.constants is None:
             with graphs.consensus.collective_try() as outcome, graphs.consensus.dry_run(), compiling_in_threads():
                 graphs.constants = forward.probe(graphs.arena)
             outcome.check()
-        budgets, spare = self._within_allowance(budgets, spare, forward)
         if is_new:
             self._compile_kernels(budgets, forward)
         memory, known = ReadMemory(graphs.arena.rows.device, "the module", not forward.is_compiled), graphs.memory()
@@ -108,7 +112,7 @@ class GraphCapture:
         tried: list[Budget] = []
         with graphs.dropped_on_error(tried):  # whoever keeps the traceback does not keep the memory
             self._capture_all(budgets, spare, tried, partial(self._capture, forward, memory))
-        attributes.drop_changed(shadow)
+        graphs.moving |= shadow.places() | self.check.places()
         graphs.hold(tried, HeldMemory(memory.held, memory.read, memory.state, known.own | shadow.own()))
         self.compile_seconds = forward.compile_seconds
         return tried
@@ -120,10 +124,6 @@ class GraphCapture:
         """
         graphs, consensus = self._graphs, self._graphs.consensus
 
-        def at_capacity(forward: Forward) -> None:
-            graphs.arena.load_sample(budget)
-            self._bound(forward).run_probe(graphs.checks.view(graphs.arena, budget), which=2)
-
         is_bounded = budget not in self._defaults  # the allowance is for runs of others
         with (
             consensus.collective_try() as outcome,
@@ -131,6 +131,7 @@ class GraphCapture:
             self._mode.autocast(graphs.arena.rows.device.type),
         ):
             try:
+                at_capacity = partial(self._run_at_capacity, self._bound(self.check.forward), budget)
                 self.check.begin(at_capacity if is_bounded else None, is_first=not self._has_call)
             except SizeError as error:
                 forward = self._original.on(Shadow(self._original.module))
@@ -150,31 +151,37 @@ class GraphCapture:
         if graphs.compiled is not None:
             return graphs.compiled
         shadow = Shadow(original.module, graphs.written)
-        made = self._bound(original.on(shadow)), shadow
+        made = self._bound(original.on(shadow), writes=SharedWrites(shadow)), shadow
         if original.compiled is not None:
             graphs.compiled = made
         return made
 
-    def _run_sample(self, budget: Budget, forward: BoundForward, compiled: bool) -> None:
-        """Run the sample of a budget without other ranks."""
+    def _run_at_capacity(self, forward: BoundForward, budget: Budget) -> None:
+        """Run rows that fill a budget."""
+        self._graphs.arena.load_sample(budget)
+        forward.run_probe(self._graphs.checks.view(self._graphs.arena, budget), which=2)
+
+    def _run_sample(self, budget: Budget, run: Callable[[Tensor, ItemTable, dict[str, Tensor]], object]) -> None:
+        """Run the sample of a budget, without rows and other ranks."""
         graphs = self._graphs
         graphs.arena.load_sample(budget)
         graphs.arena.source.copy(budget.rows)  # of none, so that its kernel is loaded
         with graphs.consensus.dry_run():
-            forward(*graphs.checks.view(graphs.arena, budget), compiled=compiled)
+            run(*graphs.checks.view(graphs.arena, budget))
 
     def _within_allowance(
-        self, budgets: Sequence[Budget], spare: Sequence[Budget], forward: BoundForward
+        self, budgets: Sequence[Budget], spare: Sequence[Budget]
     ) -> tuple[Sequence[Budget], Sequence[Budget]]:
-        """Return these budgets without the default ones that take too much memory or time."""
+        """Return these budgets without the default ones that take too much memory or time, by runs of the check."""
         allowance, consensus = self._allowance, self._graphs.consensus
         defaults = [one for one in {*budgets, *spare} if one in self._defaults]
         if not defaults:
             return budgets, spare
         left_out: dict[Budget, str] = {}
         if not allowance.is_measured:
-            with CAPTURE_LOCK, consensus.collective_try() as outcome:
-                left_out = allowance.of_runs(defaults, partial(self._run_sample, forward=forward, compiled=False))
+            forward = self._bound(self.check.forward, writes=self.check.writes)
+            with CAPTURE_LOCK, consensus.collective_try() as outcome, consensus.dry_run():
+                left_out = allowance.of_runs(defaults, partial(self._run_at_capacity, forward))
             outcome.take()  # errors come again
         budgets, spare = self._without(consensus.same(left_out), budgets, spare)
         left_out = allowance.of_tapes([one for one in budgets if one in defaults])
@@ -201,7 +208,7 @@ class GraphCapture:
             return
         with CAPTURE_LOCK, graphs.consensus.collective_try() as outcome, compiling_in_threads():
             for budget in sorted({min(budgets), max(budgets)}):
-                self._run_sample(budget, forward, compiled=True)
+                self._run_sample(budget, forward)
         outcome.take()
 
     def _capture_all(
@@ -264,7 +271,7 @@ class GraphCapture:
         with CAPTURE_LOCK:
             with consensus.collective_try() as outcome:  # fills what the module computes once and keeps
                 with measuring() as measured:
-                    self._run_sample(budget, forward, compiled=True)
+                    self._run_sample(budget, forward.warm_up)
                 attention.per_square = measured.per_square
                 if not consensus.alone:  # what no graph can hold must be found before other ranks wait for this one
                     with consensus.dry_run():

@@ -94,6 +94,7 @@ class Forward:
         compiled: The compiled forward, if there is one.
         verdict: Findings of checks.
         random: The random numbers of runs of a shadow; `None` for the module itself.
+        runs: Number of runs of the module itself.
         check_claim: Called with a call and the module's own output before that answers in place of the function, once
             for each set of static arguments; raises if the function computes something else. `None` lets it answer.
     """
@@ -115,6 +116,7 @@ class Forward:
         self._signature = signature
         self.verdict = Verdict()
         self.random: RandomStream | None = None
+        self.runs = 0
         self.check_claim: Callable[[Call, Any], None] | None = None
         self._buffers = spec.buffers
         self.compiled = CompiledForward(self._run) if compile else None
@@ -190,6 +192,7 @@ class Forward:
         `positional` is as in `Call`.
         """
         captured = partial(self.compiled, budget) if budget and self.compiled else None
+        self.runs += 1
         if self.function is None:
             args, arguments = self._signature.as_passed(positional, arguments)
             with self.random or nullcontext():
@@ -416,6 +419,7 @@ class Forward:
 
     def _run_itself(self, positional: int, grad: bool, arguments: dict[str, Any]) -> Any:
         args, arguments = self._signature.as_passed(positional, arguments)
+        self.runs += 1
         with torch.set_grad_enabled(grad), self.random or nullcontext():
             return self.itself(*args, **arguments)
 

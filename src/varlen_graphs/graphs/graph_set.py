@@ -17,7 +17,7 @@ from varlen_graphs.graphs.gpu_checks import GpuChecks
 from varlen_graphs.graphs.output_form import OutputForm
 from varlen_graphs.outputs.entries import Extent
 from varlen_graphs.routing.costs import Costs
-from varlen_graphs.watch.shadow import Shadow
+from varlen_graphs.watch.shadow import Shadow, Snapshot
 
 
 class CaptureInputs(NamedTuple):
@@ -73,6 +73,9 @@ class GraphSet:
         most_rows: Rows of the largest budget that was ever captured, by which the pool is sized.
         written: Addresses of what runs of the module write to.
         compiled: The forward that torch's compiler has seen, and its shadow of the module: one for all graphs.
+        snapshot: What the module kept before the first capture.
+        moving: Paths of attributes and containers that runs change, and that changes no output.
+        runs: Number of runs of the module itself after which it was found to keep what it kept.
         kept: Paths of what every run of the module changes, and that changes no output: replays leave it as it is.
         kept_outside: Descriptions of tensors that a run made, and that something outside of the module keeps.
     """
@@ -100,6 +103,9 @@ class GraphSet:
         self.most_rows = 0
         self.written: set[int] = set()
         self.compiled: tuple[BoundForward, Shadow] | None = None
+        self.snapshot = Snapshot()
+        self.moving: set[str] = set()
+        self.runs = 0
         self.kept: list[str] = []
         self.kept_outside: list[str] = []
         self._graphs: dict[Budget, Graph] = {}
@@ -140,6 +146,14 @@ class GraphSet:
     def hold(self, budgets: Sequence[Budget], memory: HeldMemory) -> None:
         """Hold the memory that the graphs of these budgets read for as long as one of them is there."""
         self._memory.update(dict.fromkeys((budget for budget in budgets if budget in self), memory))
+
+    def find_moved(self, runs: int) -> str | None:
+        """Return the path of something that the module itself has changed in its runs so far, but no run for captures.
+
+        What graphs hold is as if it were still as before.
+        """
+        self.runs = runs
+        return next((one.path for one in self.snapshot.changes() if one.place not in self.moving), None)
 
     def usable(self, costs: Costs, captured: bool) -> Costs:
         """Return these costs, without budgets that were rejected; if `captured`, of those alone that have a graph."""

@@ -28,9 +28,8 @@ from varlen_graphs.graphs.gpu_checks import GpuChecks
 from varlen_graphs.graphs.graph_set import CaptureInputs, GraphSet
 from varlen_graphs.options.capture import Capture
 from varlen_graphs.routing.costs import Costs
-from varlen_graphs.routing.enabled import CAPTURE_FAILED, EnabledBudgets
+from varlen_graphs.routing.enabled import CAPTURE_FAILED, WRONG_OUTPUT, EnabledBudgets
 from varlen_graphs.routing.memory_limit import MemoryLimit
-from varlen_graphs.watch.attributes import AttributeSnapshot
 from varlen_graphs.watch.module_guard import ModuleGuard
 from varlen_graphs.watch.sharded import mesh_of
 from varlen_graphs.watch.slots import Change
@@ -42,6 +41,9 @@ MANY_KEYS = 8
 
 MOST_SETS = 16
 """Number of sets of static arguments and adapters that calls capture; `encoder.capture(...)` captures any."""
+
+MOST_RELEASES = 3
+"""Number of times that graphs are captured anew because the module itself has changed what it keeps."""
 
 PER_CALL = "declare what changes from call to call by inputs=[vg.inputs.PerCall(...)] of the BufferSpec"
 
@@ -118,10 +120,10 @@ class GraphStore:
         self.failure: str | None = None
         self.staged = False
         self.losses = 0
+        self._releases = 0
         self.lazy, self._recapture = options.lazy, options.on_change == "recapture"
         self._sets: dict[Key, GraphSet] = {}
         self._allowance: Allowance | None = None
-        self._attributes: AttributeSnapshot | None = None  # as of the first capture
         self._reported: set[str] = set()
         self._warned_of_sets = False
 
@@ -166,12 +168,29 @@ class GraphStore:
             self.check_not_staged()
         if (why := self.forward.verdict.changed_outside) is not None:
             raise CaptureError(f"{why}; encoder.release() tries again, once the module is as it should be")
+        key = static_args, self.mode.adapters()
+        if (graphs := self._sets.get(key)) is not None and graphs.runs != self.forward.runs:
+            self._release_moved(graphs)
         if self.guard is not None and (change := self.guard.find_change_sampled()):
             self._handle(change)
-        graphs, costs = self._sets.get((static_args, self.mode.adapters())), self.budgets.costs
+        graphs, costs = self._sets.get(key), self.budgets.costs
         if graphs is None:
             return Usable(None, costs.without(costs.replays) if self.lazy else costs, False)
         return Usable(graphs, graphs.usable(costs, captured or self.lazy), graphs.timed, graphs.rejected)
+
+    def _release_moved(self, graphs: GraphSet) -> None:
+        """Release all graphs if the module itself has changed what it keeps, in a way that no run for them had shown.
+
+        A few times; then calls stay eager.
+        """
+        if (moved := graphs.find_moved(self.forward.runs)) is None:
+            return
+        LOGGER.warning("%r changed in a run of the module itself: graphs are released, and recaptured", moved)
+        self.release()
+        self._releases += 1
+        if self._releases > MOST_RELEASES:
+            for budget in self.budgets.enabled:
+                self.budgets.disable(budget, WRONG_OUTPUT, f"the module changes {moved!r} in runs of its own")
 
     def inputs(self, call: Call) -> CaptureInputs:
         """Return the inputs to capture graphs for a call."""
@@ -203,8 +222,10 @@ class GraphStore:
             StaleGraphError: Memory that graphs read has changed, with `on_change="error"`.
         """
         self.check_free()
-        self.check_memory()
         key = self.key(self.forward.spec.key(inputs.static_args, inputs.row_shape))
+        if key in self._sets:
+            self._release_moved(self._sets[key])
+        self.check_memory()
         graphs, enabled = self._sets.get(key), self.budgets.enabled
         if graphs is None and not enabled:
             raise CaptureError(
@@ -256,13 +277,12 @@ class GraphStore:
         with self.pool.capturing(name), torch.inference_mode(False), torch.no_grad(), on_device(inputs.device):
             if graphs is None:
                 graphs = self._new_set(inputs, timed=is_first)
-            self._attributes = self._attributes or AttributeSnapshot(self.forward.module)
             self._allowance = self._allowance or Allowance(inputs.device)
             capture = GraphCapture(
                 graphs, self.forward, self.mode, backend, call, fallback, self.budgets.defaults, self._allowance
             )
             try:
-                tried = capture.run(budgets, spare, self._attributes)
+                tried = capture.run(budgets, spare)
             except Exception as error:
                 self.failure = reason_of(error) if is_first else self.failure
                 raise
@@ -289,6 +309,7 @@ class GraphStore:
                     start = time.perf_counter()
                     self.check_graphs(graphs, captured, capture.check, call)
                     self._count_seconds("verified in", start)
+                    graphs.moving |= capture.check.places()
             if graphs.timed and not fallback:
                 self._time(graphs, [one for one in captured if one in graphs], capture.check.forward, is_first)
         for budget, reason in failed.items():  # last, because a warning may be an error
@@ -330,11 +351,11 @@ class GraphStore:
 
     def _guard(self) -> None:
         """Watch all that graphs depend on; warn of what cannot be watched, and of what replays overwrite."""
-        forward, own = self.forward, set().union(*(graphs.own for graphs in self.sets))
+        forward, first, own = self.forward, self.sets[0], set().union(*(graphs.own for graphs in self.sets))
         read = [tensor for graphs in self.sets for tensor in graphs.read.values()]
         if forward.compiled is not None:  # what compiled code reads is not seen
             read += forward.module.buffers()
-        self.guard = ModuleGuard(forward.module, forward.beside, read, own, self._attributes)
+        self.guard = ModuleGuard(forward.module, forward.beside, read, own, first.snapshot, first.moving)
         unowned, kept = self.guard.unowned, self.kept_outside
         if not self._reported.issuperset(unowned):
             warn(
@@ -537,7 +558,7 @@ class GraphStore:
             graphs.clear()  # whoever still has them does not keep the memory
         self._sets.clear()
         self.arenas = {}
-        self.guard = self._attributes = self._allowance = None
+        self.guard = self._allowance = None
         self.mode.forget_settings()
 
     def poison(self) -> None:

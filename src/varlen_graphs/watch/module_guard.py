@@ -7,13 +7,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from varlen_graphs.watch.attributes import AttributeSnapshot
-from varlen_graphs.watch.shadow import REGISTRIES, address_of, describe, held_by
+from varlen_graphs.watch.shadow import REGISTRIES, Changed, Snapshot, address_of, describe, held_by
 from varlen_graphs.watch.sharded import local_tensor
 from varlen_graphs.watch.slots import Change, Place, Slot, SlotGroup
 
 CALLS = 64
 """A change of a single tensor is found within this many calls."""
+
+NUMBERS = (bool, int, float, str)
+
+CHECKED = ("training", "active_adapter")
+"""Attributes that every call checks."""
 
 CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 """Modules to which submodules are added while they are in use, as adapters are."""
@@ -34,7 +38,8 @@ class ModuleGuard:
         beside: Functions and objects that run beside it, by name.
         read: Tensors that the graphs read.
         own: Addresses of memory that graphs read, and that captures made for them alone.
-        attributes: Snapshot of the module's attributes.
+        snapshot: What the module kept at the first capture.
+        moving: Paths of what runs change, and that changes no output.
 
     Attributes:
         unowned: Descriptions of tensors that neither the module nor a capture holds.
@@ -46,7 +51,8 @@ class ModuleGuard:
         beside: Mapping[str, Any],
         read: Iterable[Tensor],
         own: Collection[int] = (),
-        attributes: AttributeSnapshot | None = None,
+        snapshot: Snapshot | None = None,
+        moving: Collection[str] = (),
     ) -> None:
         read = [*read]
         addresses = {*map(address_of, read)} - {0, *own}
@@ -94,7 +100,9 @@ class ModuleGuard:
             for registry in REGISTRIES
         ]
         self._containers = [vars(owner) for _, owner in owners if isinstance(owner, CONTAINERS)]
-        self._attributes = attributes
+        self._snapshot, self._moving = snapshot or Snapshot(), moving
+        self._forms = [(path, owner, type(owner), _forward_override(owner)) for path, owner in named.items()]
+        self._attributes = {id(vars(owner)) for owner in named.values()}
         slots.sort(key=lambda slot: not isinstance(slot.value, nn.Parameter))  # so that each sample gets some
         self._was_changed = False
         self._slots = slots
@@ -117,6 +125,9 @@ class ModuleGuard:
     def find_change(self) -> Change | None:
         """Compare everything, and describe the first change, if any."""
         found = next(self._all.changes(), None)
+        if found is not None and found.path in self._moving:
+            found = found._replace(of_cache=True)
+        found = found or next(self._changed_registries(), None)
         if found is None and (other := next(self._other_changes(), None)) is not None:
             found = Change(other)
         self._was_changed = self._was_changed or found is not None
@@ -124,12 +135,15 @@ class ModuleGuard:
             self._prepare()
         return found
 
-    def _other_changes(self) -> Iterator[str]:
+    def _changed_registries(self) -> Iterator[Change]:
         for path, owner, registry, names in self._names:
-            if owner[registry].keys() != {*names}:
-                yield f"{path or 'the module'!r} gained or lost a parameter, buffer or submodule"
+            if changed := owner[registry].keys() ^ {*names}:
+                by_itself = all(f"{path}.{name}".lstrip(".") in self._moving for name in changed)
+                yield Change(f"{path or 'the module'!r} gained or lost a parameter, buffer or submodule", by_itself)
             elif [*owner[registry]] != names:
-                yield f"{path or 'the module'!r} has its parameters, buffers or submodules in another order"
+                yield Change(f"{path or 'the module'!r} has its parameters, buffers or submodules in another order")
+
+    def _other_changes(self) -> Iterator[str]:
         if self._others:
             now = {one.path: one.value for one in held_by(self._module, self._beside)}
             yield from (
@@ -137,8 +151,15 @@ class ModuleGuard:
                 for path, part in self._others.items()
                 if now.get(path) is not part
             )
-        if self._attributes is not None:
-            yield from self._attributes.changes()
+        for path, part, kind, forward in self._forms:
+            what = repr(path) if path else "the module"
+            if type(part) is not kind:
+                yield f"the class of {what} changed from {kind.__name__} to {type(part).__name__}"
+            if _forward_override(part) != forward:
+                yield f"the forward of {what} was replaced"
+        for change in self._snapshot.changes():
+            if id(change.own) in self._attributes and change.place not in self._moving and _is_frozen(change):
+                yield f"{change.place!r} changed from {change.before!r} to {change.now!r}"
 
     def find_change_sampled(self) -> Change | None:
         """Compare one sample, a different one at each call, and everything if the sample shows a change.
@@ -169,6 +190,21 @@ def _odd_prime(most: int) -> int:
     """
     odd = range(3, most + 1, 2)
     return max((one for one in odd if all(one % divisor for divisor in odd if divisor < one)), default=1)
+
+
+def _is_frozen(change: Changed) -> bool:
+    """Return True if a number or text was replaced by another one, which a graph does not follow."""
+    same_kind = issubclass(type(change.before), NUMBERS) and issubclass(type(change.now), NUMBERS)
+    return same_kind and change.key not in CHECKED and not change.key.startswith("_")
+
+
+def _forward_override(module: nn.Module) -> Any:
+    """Return the `forward` set on the instance; `None` if there is none, or that of its class, or one of an encoder."""
+    forward = vars(module).get("forward")
+    owner = getattr(forward, "__self__", forward)
+    if owner is module and getattr(forward, "__func__", None) is type(module).forward:
+        return None  # transformers 4.57 leaves it there where it has collected hidden states
+    return None if type(owner).__module__.startswith("varlen_graphs.") else forward
 
 
 def _is_cache(slot: Slot) -> bool:

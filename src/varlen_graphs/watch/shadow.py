@@ -80,16 +80,18 @@ class Held(NamedTuple):
 
 
 class Changed(NamedTuple):
-    """A change of a shadow.
+    """A change of something that a module, or a shadow of it, keeps.
 
     Attributes:
         path: Path from the module.
-        own: The tensor that was written, or the container, or closure cell, with another entry.
+        place: Path of the attribute, or of the container of the entry, that changed.
+        own: The tensor that was written, or the container, object or closure cell with another entry.
         key: Key of the entry.
-        before: The entry, or the tensor, of the original.
+        before: The entry, or the tensor of the original, as it was.
     """
 
     path: str
+    place: str
     own: Any
     key: Any
     before: Any
@@ -105,16 +107,39 @@ class Changed(NamedTuple):
             self.own.copy_(value)
         elif type(self.own) is CellType:
             self.own.cell_contents = value
-        elif not isinstance(self.own, set):
+        elif isinstance(self.own, dict | list | deque | array | bytearray):
             self.own[self.key] = value
+        elif not isinstance(self.own, set):
+            object.__setattr__(self.own, self.key, value)
 
 
-class _Copied(NamedTuple):
-    """A container or cell of the shadow, and what it held when it was made."""
+class _Holder(NamedTuple):
+    """A container, attributes of an object, an object with slots, or a closure cell, and its entries."""
 
     path: str
     own: Any
-    before: Any
+    entries: dict[Any, Any]
+    has_attributes: bool
+
+
+class Snapshot:
+    """Entries of containers, objects and closures as they were, to be compared with those of later."""
+
+    def __init__(self) -> None:
+        self._holders: list[_Holder] = []
+
+    def add(self, path: str, own: Any, has_attributes: bool = False) -> None:
+        """Add the entries of now."""
+        self._holders.append(_Holder(path, own, _entries(own), has_attributes))
+
+    def changes(self) -> Iterator[Changed]:
+        """Yield each entry that is another one now."""
+        for path, own, before, has_attributes in self._holders:
+            now, start = _entries(own), f"{path}." if path else ""
+            for key in now.keys() | before.keys():
+                if not _alike(now.get(key, _ABSENT), before.get(key, _ABSENT)):
+                    name = (f"{start}{key}" if key else path) if isinstance(key, str) else f"{path}[{key!r}]"
+                    yield Changed(name, name if has_attributes else path, own, key, before.get(key))
 
 
 class Cloned(NamedTuple):
@@ -137,7 +162,7 @@ class _Memory(NamedTuple):
         inside = 0 <= start <= start + tensor.untyped_storage().nbytes() <= len(self.original)
         if not inside or tensor.device.type != "cpu" or start % tensor.itemsize:
             return None
-        return self.own.untyped_storage(), start // tensor.itemsize + tensor.storage_offset()
+        return self.own.untyped_storage(), start // tensor.itemsize + int(tensor.storage_offset())
 
 
 class Shadow:
@@ -161,6 +186,7 @@ class Shadow:
         shared: The tensors that the copy shares.
         cloned: Those that have a clone.
         values: Numbers, texts and tensors that it holds, by path.
+        snapshot: What the module, and the objects that it holds, kept when the copy was made.
     """
 
     def __init__(self, module: nn.Module, clones: Collection[int] | None = None) -> None:
@@ -173,7 +199,8 @@ class Shadow:
         self._memo: dict[int, Any] = {}
         self._kept: list[Any] = []  # so that no id comes again
         self._bound: list[Any] = []
-        self._copied: list[_Copied] = []
+        self.snapshot = Snapshot()
+        self._own = Snapshot()
         self.cloned: list[Cloned] = []
         self._registered = set[int]()
         self._storages: dict[int, torch.UntypedStorage | None] = {}  # clones by address; `None` for shared ones
@@ -202,18 +229,16 @@ class Shadow:
 
     def changed(self) -> list[Changed]:
         """Return everything in the shadow that differs from the original as it was. Syncs."""
-        found = [
-            Changed(path, tensor, None, original)
+        written = [
+            Changed(path, path, tensor, None, original)
             for path, original, tensor in self.cloned
             if not same_bits(original, tensor)
         ]
-        for path, own, before in self._copied:
-            now, start = _entries(own), f"{path}." if path else ""
-            for key in now.keys() | before.keys():
-                if not _alike(now.get(key, _ABSENT), before.get(key, _ABSENT)):
-                    name = (f"{start}{key}" if key else path) if isinstance(key, str) else f"{path}[{key!r}]"
-                    found.append(Changed(name, own, key, before.get(key)))
-        return found
+        return [*written, *self._own.changes()]
+
+    def places(self) -> set[str]:
+        """Return the paths of the attributes and containers in the shadow that hold something else by now."""
+        return {change.place for change in self._own.changes()}
 
     def own(self) -> set[int]:
         """Return the addresses of the tensors that the shadow, and what is bound to it, holds now, and no original."""
@@ -231,6 +256,10 @@ class Shadow:
         self._memo[id(value)] = own
         self._kept.append(value)
         return own
+
+    def _record(self, path: str, value: Any, own: Any, has_attributes: bool = False) -> None:
+        self.snapshot.add(path, value, has_attributes)
+        self._own.add(path, own, has_attributes)
 
     def _finish(self) -> None:
         while self._waiting:
@@ -301,18 +330,19 @@ class Shadow:
     def _copy_memory(self, value: Any, path: str) -> Any:
         """Return a copy of numbers in memory, which copies of tensors share as their originals do."""
         kind = type(value)
-        base = value.base if kind not in (array, bytearray) and not issubclass(kind, _OF_C) else None
+        base: Any = value.base if kind not in (array, bytearray) and not issubclass(kind, _OF_C) else None
         if type(base) is kind and base.flags.c_contiguous:  # a view of an array
             offset = _start_of(value) - _start_of(base)
             return kind(value.shape, value.dtype, self._copy(base, path), offset, value.strides)
         own = kind.from_buffer_copy(value) if issubclass(kind, _OF_C) else copy(value)
         if kind in (array, bytearray):
-            self._copied.append(_Copied(path, own, _entries(own)))
+            self._record(path, value, own)
         with suppress(TypeError, ValueError, AttributeError, BufferError):  # empty, read-only, or of other than numbers
             memory = _Memory(_bytes_in(value), _bytes_in(own))
             self._memories.append(memory)
             if kind not in (array, bytearray):  # those may be given other memory
                 self.cloned.append(Cloned(path, *memory))
+                self.snapshot.add(path, memory.original)
             for one in self._tensors:
                 self._share(one, memory)
         return own
@@ -335,16 +365,19 @@ class Shadow:
                     self._fill_registry(attributes, name, mine[name], start)
                 else:
                     mine[name] = self._copy(one, f"{start}{name}", Place({"": attributes}, "", name))
-            self._copied.append(_Copied(path, mine, dict(mine)))
-        for name, one in _slots(value):
-            object.__setattr__(own, name, self._copy(one, f"{start}{name}"))
+            self._record(path, attributes, mine, has_attributes=True)
+        if slots := dict(_slots(value)):
+            for name, one in slots.items():
+                object.__setattr__(own, name, self._copy(one, f"{start}{name}"))
+            if not issubclass(type(value), _CONTAINERS):
+                self._record(path, value, own, has_attributes=True)
 
     def _fill_registry(self, owner: dict[str, Any], registry: str, own: dict[str, Any], start: str) -> None:
         for name, one in list(owner[registry].items()):
             own[name] = self._copy(one, f"{start}{name}", Place(owner, registry, name))
             if isinstance(one, Tensor):
                 self._registered.add(id(one))
-        self._copied.append(_Copied(start[:-1], own, dict(own)))
+        self._record(start[:-1], owner[registry], own, has_attributes=True)
 
     def _copy_container(self, value: Any, path: str) -> Any:
         """Return a copy of a container with the attributes of one's own class; `_ABSENT` if it cannot be copied."""
@@ -379,7 +412,7 @@ class Shadow:
             parts = [one for one in own if issubclass(type(one), nn.Module)]
             own.difference_update(parts)
             own.update(self._copy(one, path) for one in parts)
-        self._copied.append(_Copied(path, own, _entries(own)))
+        self._record(path, value, own)
 
     def _copy_code(self, value: Any, path: str) -> Any:
         """Return a function, method or reference bound to copies; `_ABSENT` for a value that is none."""
@@ -443,7 +476,7 @@ class Shadow:
     def _fill_cell(self, cell: CellType, own: CellType, path: str) -> None:
         with suppress(ValueError):  # empty
             own.cell_contents = self._copy(cell.cell_contents, path)
-            self._copied.append(_Copied(path, own, _entries(own)))
+            self._record(path, cell, own)
 
     def _copy_tensor(self, tensor: Tensor, path: str) -> Tensor:
         """Return a clone, which is a view of the clone of another tensor if the original is; or the tensor itself."""
@@ -573,11 +606,17 @@ def _slots(value: Any) -> Iterator[tuple[str, Any]]:
 
 def _entries(own: Any) -> dict[Any, Any]:
     """Return what a container, object or cell of a shadow holds now, by key or index."""
-    if type(own) is CellType:
-        return {"": own.cell_contents}
     if isinstance(own, dict):
         return dict(own)
-    return dict.fromkeys(own) if isinstance(own, set) else dict(enumerate(own))
+    if type(own) is CellType:
+        with suppress(ValueError):  # empty
+            return {"": own.cell_contents}
+        return {}
+    if isinstance(own, Tensor):
+        return {"": own.numpy().tobytes()}
+    if isinstance(own, set):
+        return dict.fromkeys(own)
+    return dict(enumerate(own)) if isinstance(own, list | deque | array | bytearray) else dict(_slots(own))
 
 
 def _alike(one: Any, other: Any) -> bool:

@@ -28,11 +28,13 @@ class Change(NamedTuple):
 
     Attributes:
         what: What changed, for messages.
-        of_cache: True if a cache was replaced: a tensor that a state dict leaves out, which the module makes itself.
+        of_cache: True if the module makes that itself: a tensor that a state dict leaves out, or what its runs add.
+        path: Path of what changed, if that is one.
     """
 
     what: str
     of_cache: bool = False
+    path: str = ""
 
 
 class Slot(NamedTuple):
@@ -83,7 +85,7 @@ class SlotGroup:
         for path, (owner, registry, name), value, is_cache in self._slots:
             address, form = before.get(id(value), (0, ()))
             if owner[registry].get(name) is not value:
-                yield Change(f"{path!r} was moved or replaced", is_cache)
+                yield Change(f"{path!r} was moved or replaced", is_cache, path)
             elif isinstance(value, Tensor) and self._address(value) != address:
                 yield Change(f"{path!r} was {'moved or replaced' if self._address(value) else 'freed'}")
             elif isinstance(value, Tensor) and _format(value) != form:

@@ -33,10 +33,15 @@ class ThreadDispatchMode(TorchDispatchMode):
 
 
 class RunMode(ThreadDispatchMode):
-    """Dispatch mode for `run_under`. Subclasses handle operators on plain tensors in `run_operator`."""
+    """Dispatch mode for `run_under`. Subclasses handle operators on plain tensors in `run_operator`.
+
+    Attributes:
+        met_compiled: True if a run came to code under `torch.compile`, which ran uncompiled.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.met_compiled = False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -62,8 +67,13 @@ class _NoCompiler(SimpleNamespace):
     It is false, so that others, which look for a fake mode to use, make their own.
     """
 
-    in_kernel_invocation = True
     shape_env = None
+    asked = False
+
+    @property
+    def in_kernel_invocation(self) -> bool:
+        self.asked = True
+        return True
 
     def __bool__(self) -> bool:
         return False
@@ -90,6 +100,10 @@ def run_under(
         operations: Sees the operators.
         functions: Sees the torch functions.
     """
-    uncompiled = _guards.tracing(_guards.TracingContext(_NoCompiler()))  # type: ignore[arg-type]
-    with torch.no_grad(), uncompiled, functions or nullcontext(), operations:
-        return run()
+    compiler = _NoCompiler()
+    uncompiled = _guards.tracing(_guards.TracingContext(compiler))  # type: ignore[arg-type]
+    try:
+        with torch.no_grad(), uncompiled, functions or nullcontext(), operations:
+            return run()
+    finally:
+        operations.met_compiled |= compiler.asked
