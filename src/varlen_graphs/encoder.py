@@ -370,7 +370,7 @@ class GraphedEncoder(nn.Module):
 
         For the time between calls: takes the pool's turn for one graph at a time. With `Capture(lazy=True)` the first
         budget comes with the largest one, which sizes the memory that all share. With `Capture(exact=...)` sizes of
-        calls that came at least four times of late follow, the most frequent first: there is one more graph, or it
+        calls that came at least four times recently follow, the most frequent first: there is one more graph, or it
         takes the place of that of a size which came at most half as often.
 
         Args:

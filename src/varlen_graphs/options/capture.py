@@ -21,7 +21,7 @@ class Capture:
         on_change: What to do when memory that graphs read has moved or changed its dtype. `"error"` raises
             `StaleGraphError`. `"recapture"` releases the graphs and captures them again in the same call, and logs a
             warning to the logger `varlen_graphs`.
-        exact: Number of graphs of exactly the size of calls, for the sizes that came most often of late: such calls
+        exact: Number of graphs of exactly the size of calls, for the sizes that came most often recently: such calls
             replay without padding, and give the bits of an eager run. They are captured between calls, by
             `capture_pending` or `capture_in_background`, where `memory=` leaves room.
         warmup: A file written by `save_warmup`, or the file to write at the end of this run. Measurements found there

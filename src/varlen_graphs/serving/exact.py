@@ -16,10 +16,10 @@ from varlen_graphs.routing.recent import RECENT
 from varlen_graphs.routing.router import Route
 
 LEAST_CALLS = 4
-"""Number of calls of late from which a size is worth a graph."""
+"""Number of recent calls from which a size is worth a graph."""
 
 MUCH_MORE = 2
-"""Ratio of calls of late at which a size takes the place of another one's graph."""
+"""Ratio of recent calls at which a size takes the place of another one's graph."""
 
 Size = tuple[Key, Budget]
 """The exact size of calls, and the key of the graphs that they use."""
@@ -43,7 +43,7 @@ class ExactGraphs:
         self._most = most
         self._pending = pending
         self._counted = 0
-        self._calls: Counter[Size] = Counter()  # of late
+        self._calls: Counter[Size] = Counter()  # recent ones
         self._left_out: set[Size] = set()
         self._losses = 0
 
