@@ -94,6 +94,6 @@ def _settings(module: nn.Module) -> Mapping[str, Any]:
     """Return a dict, because attributes of a transformers configuration take a microsecond each."""
     try:
         settings: dict[str, Any] = object.__getattribute__(getattr(module, "config", None), "__dict__")
-    except AttributeError:
+    except Exception:  # a class of one's own may raise anything when it is asked
         return {}
     return settings

@@ -95,6 +95,11 @@ class BoundForward:
         if self._writes is None or self.is_compiled or self._writes.met_compiled:
             self(rows, table, given)
 
+    def guarded(self, rows: Tensor, table: ItemTable, given: dict[str, Tensor]) -> Parts:
+        """Run as captures do, where a mode watches already, without writes to what a shadow shares."""
+        run = partial(self, rows, table, given)
+        return run() if self._writes is None else run_under(run, self._writes)
+
     def _why_refused(self, rows: Tensor, table: ItemTable, given: dict[str, Tensor]) -> CaptureError | None:
         """Return the rule of captures that the module broke in a run that failed, if that is why; else `None`."""
         if active_mode() is not None:  # of who watches already

@@ -261,12 +261,12 @@ class GraphCapture:
         graphs, arena, consensus = self._graphs, self._graphs.arena, self._graphs.consensus
         attention = AttentionCost()
 
-        def run_once() -> Parts:
-            return forward(*graphs.checks.view(arena, budget))
+        def run_guarded() -> Parts:
+            return forward.guarded(*graphs.checks.view(arena, budget))
 
         def run() -> list[Tensor]:
             arena.source.copy(budget.rows)
-            return outputs_of(run_once())
+            return outputs_of(forward(*graphs.checks.view(arena, budget)))
 
         with CAPTURE_LOCK:
             with consensus.collective_try() as outcome:  # fills what the module computes once and keeps
@@ -275,10 +275,10 @@ class GraphCapture:
                 attention.per_square = measured.per_square
                 if not consensus.alone:  # what no graph can hold must be found before other ranks wait for this one
                     with consensus.dry_run():
-                        ReadMemory(memory.device, "the module", memory.takes_constants).watch(run_once)
+                        ReadMemory(memory.device, "the module", memory.takes_constants).watch(run_guarded)
             if outcome.failure is None:
                 with consensus.collective_try() as outcome:
-                    parts = memory.watch(run_once)
+                    parts = memory.watch(run_guarded)
                     form = graphs.form or OutputForm(parts)
                     form.check(parts)
                     check_constants(parts.constants, graphs.constants or [])

@@ -20,6 +20,7 @@ SETTINGS_FILE.longest = 0
 IN_CONTEXT = contextvars.ContextVar("longest", default=0)
 MEAN = torch.zeros(8)
 FIRST = None
+SUMS = [0.0]
 
 
 class GlobalNumber(InCode):
@@ -83,6 +84,19 @@ class GlobalTensorInPlace(InCode):
         y = self.lin(x) - MEAN
         MEAN.lerp_(x[0], 0.5)
         return y
+
+
+class AddsToAGlobalInItsFirstCall(InCode):
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x):
+        before = SUMS[0]
+        self.calls += 1
+        if self.calls == 1:
+            SUMS[0] = SUMS[0] + float(len(x))
+        return self.lin(x) + before / 8
 
 
 class GlobalTensorReplaced(InCode):

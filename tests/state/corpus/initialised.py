@@ -140,6 +140,59 @@ class InitialisedOnTheThirdCall(Stateful):
         return self.lin(x) if self.mean is None else self.lin(x - self.mean)
 
 
+class WritesABufferInTheThirdCall(Stateful):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(8))
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        if self.calls == 3:
+            self.mean.copy_(x.mean(0))
+        return self.lin(x - self.mean)
+
+
+class WritesABufferByDataInTheFourthCall(Stateful):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(8))
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        if self.calls == 4:
+            self.mean.data += 1
+        return self.lin(x - self.mean)
+
+
+class SumsFromTheFifthCall(Stateful):
+    """What runs of padding make NaN compares as nothing does."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls, self.sum = 0, torch.zeros(8)
+
+    def forward(self, x):
+        self.calls += 1
+        if self.calls >= 5:
+            self.sum = self.sum + x.mean(0)
+        y = self.lin(x)
+        return torch.where(self.sum > 0.5, y, -y)
+
+
+class WidensInCallsBeyondBudgets(Stateful):
+    """Such calls run eager: what they change is not as graphs took it."""
+
+    def __init__(self):
+        super().__init__()
+        self.wide = False
+
+    def forward(self, x):
+        self.wide = self.wide or len(x) > 256
+        return self.lin(x) * (2 if self.wide else 1)
+
+
 class InitialisedByTheFirstLongCall(Stateful):
     def __init__(self):
         super().__init__()

@@ -1,0 +1,41 @@
+"""What the module itself changes in runs of its own, and no run for captures has shown, graphs are captured anew for."""
+
+import pytest
+from torch import nn
+
+import varlen_graphs as vg
+from tests.support.encoders import rows_for
+from tests.support.segments import relative
+
+
+class Widens(nn.Module):
+    """Has another output from its first call of this many rows on."""
+
+    def __init__(self, rows, places):
+        super().__init__()
+        self.lin, self.rows, self.places = nn.Linear(8, 8), rows, places
+        self.wide, self.kept, self.by_name = False, [0], {}
+
+    def forward(self, x):
+        if len(x) == self.rows:
+            if self.places == "attribute":
+                self.wide = True
+            elif self.places == "list":
+                self.kept[0] = 1
+            else:
+                self.by_name["wide"] = True
+        return self.lin(x) * (2 if self.wide or self.kept[0] or self.by_name else 1)
+
+
+@pytest.mark.parametrize("place", ["attribute", "list", "dict"])
+@pytest.mark.parametrize("rows", [299, 77])
+def test_graphs_follow_what_a_run_of_the_module_itself_changes(place, rows):
+    """A call beyond the budgets, or the first one of its budget."""
+    module, plain = Widens(rows, place).eval(), Widens(rows, place).eval()
+    plain.load_state_dict(module.state_dict())
+    spec = vg.BufferSpec(vg.inputs.Rows("x", shape=(8,)), vg.Lengths())
+    encoder = vg.GraphedEncoder(module, [64, 256], spec, backend="tape")
+    for lengths in ([5], [7], [rows], [5], [40, 2], [9], [100]):
+        x = rows_for(lengths)
+        assert relative(encoder(x, lengths=lengths), plain(x)) < 1e-5
+    assert encoder.stats.replays.total() >= 4
