@@ -221,7 +221,7 @@ class GraphedEncoder(nn.Module):
     # Checks and records
 
     def verify(self, calls: Iterable[Mapping[str, Any]], *, tolerance: float | None = None) -> Verified:
-        """Prove on example calls that graphs return what the module itself returns, run eager and unpadded.
+        """Verify on example calls that graphs return what the module itself returns, run eager and unpadded.
 
             print(encoder.verify([{"pixel_values": pixels, "grid_thw": [(1, 14, 14), (4, 8, 10)]}]))
 

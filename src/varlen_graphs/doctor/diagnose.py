@@ -44,7 +44,7 @@ def diagnose(module: nn.Module, *calls: Any) -> Diagnosis:
     as device tensors, as on the tape. Syncs wherever the module does.
 
     If nothing prevents a capture, and the calls bring rows alone, or rows and their items, graphs of a module on the
-    CPU are also proven on the tape, as at a capture.
+    CPU are also verified on the tape, as at a capture.
 
     Frozen values show as differences between calls with equally many rows: pass two or more of these, with different
     items. The largest tensor of a call is taken as its rows. Calls of two tensors by name, rows and items, are also run
