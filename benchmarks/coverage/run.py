@@ -160,7 +160,7 @@ def rows_of(name: str, encoder: bool) -> Iterator[dict[str, Any]]:
     stays = {path: reason[:600] for path, reason in vg.encoders(model).eager.items()}
     vg.unwrap(model)
     of_one_size = any(
-        s.layout.one_row and (s.packed.dtype is not None or s.packed.name in SOUND) for s in specs.values()
+        s.layout.one_row and (s.row_input.dtype is not None or s.row_input.name in SOUND) for s in specs.values()
     )
     given = {} if encoder and of_one_size else dict(forms(model, own is not None))
     found = {kind: accepted(model, candidates) for kind, candidates in given.items()}
