@@ -288,3 +288,27 @@ def test_outputs_of_another_dtype_are_refused(dtype):
         assert output.dtype == torch.float32
         assert distance(output, module(rows)) < 1e-6
     assert encoder.stats.eager == ({} if dtype == torch.float32 else {REFUSED: 2})
+
+
+@pytest.mark.filterwarnings("ignore:.*failed verification")
+@pytest.mark.parametrize("offset", [0, 1])
+def test_values_of_columns_are_those_of_the_call_where_the_module_takes_no_others(offset):
+    class Kinds(nn.Module):
+        def forward(self, x, lengths, kind):
+            if not all(kind in (41, 43) for kind in torch.as_tensor(kind).tolist()):
+                raise ValueError("no such kind")
+            return x * torch.as_tensor(kind).repeat_interleave(torch.as_tensor(lengths))[:, None]
+
+    scale = vg.buffers.DeviceBuffer(
+        "scale", lambda table: (table.column("kind") + offset * (table.column("kind") == 43))[table.row_item],
+        any_segments=False,
+    )  # fmt: skip
+    columns = (vg.layouts.Column("kind", pad=41),)
+    spec = vg.BufferSpec(vg.inputs.Rows("x", (8,)), vg.Lengths(columns=columns), [scale], declared_by="recipe")
+    encoder = vg.GraphedEncoder(
+        Kinds(), [64, 128], spec, forward=lambda module, x, scale: x * scale[:, None], backend="tape"
+    )
+    rows = torch.randn(12, 8)
+    expected = encoder.module(rows, [8, 4], [41, 43])
+    assert distance(encoder(rows, lengths=[8, 4], kind=[41, 43]), expected) < 1e-6
+    assert encoder.stats.replays.total() == 1 - offset

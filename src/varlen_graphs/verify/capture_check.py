@@ -2,14 +2,15 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, TypeVar
 
 from varlen_graphs.budgets.budget import Budget
 from varlen_graphs.buffers import AttentionMask
 from varlen_graphs.capture.pool import Pool
-from varlen_graphs.declaration.buffer_spec import BufferSpec
 from varlen_graphs.declaration.call import Call
+from varlen_graphs.declaration.reading import read_layout
 from varlen_graphs.errors import CaptureError, SpecError, VerificationError, warn
 from varlen_graphs.graphs.cached_state import StateCheck
 from varlen_graphs.graphs.forward import Forward
@@ -18,12 +19,12 @@ from varlen_graphs.layouts.items import Layout
 from varlen_graphs.options.verify import Verify
 from varlen_graphs.routing.packing import ReplayBatch
 from varlen_graphs.serving.execute import Executor
-from varlen_graphs.verify import synthetic_layouts as layouts
 from varlen_graphs.verify.disagreement import Replays
 from varlen_graphs.verify.eager_checks import check_eager, check_in_parts, check_left_out, check_lengths
 from varlen_graphs.verify.error_locator import ErrorLocator
 from varlen_graphs.verify.samples import SampleRun, Samples
 from varlen_graphs.verify.synthetic_calls import Kind
+from varlen_graphs.verify.synthetic_layouts import SyntheticLayouts
 
 Result = TypeVar("Result")
 
@@ -50,28 +51,6 @@ class Case(NamedTuple):
     reorder: bool = False
     must_run: bool = True
     itself: bool = True
-
-    @classmethod
-    def of_each(cls, spec: BufferSpec, budgets: Sequence[Budget]) -> list["Case"]:
-        """Return what every graph replays, the largest first."""
-        return [cls(budget, layouts.small(spec, budget)) for budget in sorted(budgets, reverse=True)]
-
-    @classmethod
-    def of_a_set(cls, spec: BufferSpec, budgets: Sequence[Budget]) -> list["Case"]:
-        """Return what the graphs of a new set replay in addition: what fails there concerns all of its budgets.
-
-        Edges are those of the smallest budget, and orders those of the smallest one that holds the mixed items: what is
-        wrong there is so in every graph, and replays of these are short. The longest item is that of the largest one.
-        """
-        smallest, largest = min(budgets), max(budgets)
-        mixed = spec.usage.of(next(layouts.mixed(spec, largest)))
-        ordered = min(budget for budget in budgets if budget.holds(*mixed) or budget is largest)
-        cases = [cls(budget, layouts.mixed(spec, budget), budget is ordered) for budget in {largest: 0, ordered: 0}]
-        cases += [cls(smallest, [one], must_run=False) for one in layouts.edges(spec, smallest)]
-        cases += [cls(smallest, [one], must_run=False, itself=False) for one in layouts.full(spec, smallest)]
-        if any(isinstance(buffer, AttentionMask) for buffer in spec.buffers):  # short items show no window
-            cases += [cls(largest, [one], must_run=False) for one in layouts.longest(spec, largest)]
-        return cases
 
 
 def check_graphs(
@@ -107,10 +86,10 @@ def check_graphs(
     with executor.mode.autocast(inputs.device.type), _live_memory_restored(executor.pool):
         checks = _Checks(executor, options, graphs, check, call)
         is_new = {*budgets} == {*graphs.budgets}
-        rejected = {case.budget: why for case, why in checks.failing(Case.of_each(executor.spec, budgets))}
+        rejected = {case.budget: why for case, why in checks.failing(checks.of_each(budgets))}
         whole, right = list[str](), [budget for budget in budgets if budget not in rejected]
         if is_new and right:
-            whole = [why for _, why in checks.failing(Case.of_a_set(executor.spec, right))] or checks.wrong_eager()
+            whole = [why for _, why in checks.failing(checks.of_a_set(right))] or checks.wrong_eager()
         if is_new:
             whole += checks.depends_on_state(check)
             whole = whole or ([] if right else [*rejected.values()])
@@ -152,10 +131,34 @@ class _Checks:
     ) -> None:  # fmt: skip
         self._graphs = graphs
         self._forward = check.forward
+        self._layouts = SyntheticLayouts(
+            executor.spec, None if call is None else read_layout(executor.spec, replace(call))
+        )
         self._budgets = executor.store.budgets
         self._samples = Samples(check.forward, graphs.inputs, call, graphs.constants or [])
         self._replays = Replays(executor, check.forward, options.tolerance, graphs.inputs.device)
         self._smallest_right = 0  # rows of the smallest item that was right, 0 before there is one
+
+    def of_each(self, budgets: Sequence[Budget]) -> list[Case]:
+        """Return what every graph replays, the largest first."""
+        return [Case(budget, self._layouts.small(budget)) for budget in sorted(budgets, reverse=True)]
+
+    def of_a_set(self, budgets: Sequence[Budget]) -> list[Case]:
+        """Return what the graphs of a new set replay in addition: what fails there concerns all of its budgets.
+
+        Edges are those of the smallest budget, and orders those of the smallest one that holds the mixed items: what is
+        wrong there is so in every graph, and replays of these are short. The longest item is that of the largest one.
+        """
+        layouts, spec = self._layouts, self._forward.spec
+        smallest, largest = min(budgets), max(budgets)
+        mixed = spec.usage.of(next(layouts.mixed(largest)))
+        ordered = min(budget for budget in budgets if budget.holds(*mixed) or budget is largest)
+        cases = [Case(budget, layouts.mixed(budget), budget is ordered) for budget in {largest: 0, ordered: 0}]
+        cases += [Case(smallest, [one], must_run=False) for one in layouts.edges(smallest)]
+        cases += [Case(smallest, [one], must_run=False, itself=False) for one in layouts.full(smallest)]
+        if any(isinstance(buffer, AttentionMask) for buffer in spec.buffers):  # short items show no window
+            cases += [Case(largest, [one], must_run=False) for one in layouts.longest(largest)]
+        return cases
 
     def against(self) -> set[str]:
         """Return what outputs were compared with, in words."""
@@ -230,17 +233,17 @@ class _Checks:
 
     def wrong_eager(self) -> list[str]:
         """Return why the declaration is wrong whatever graphs hold, or nothing."""
-        forward, spec, samples = self._forward, self._forward.spec, self._samples
+        forward, samples, layouts = self._forward, self._samples, self._layouts
         largest = max(self._budgets.enabled)
         checks: list[tuple[Iterable[Layout], Callable[[Forward, float, SampleRun], None], Kind]] = [
-            (layouts.rich(spec, largest), check_eager, "plain"),
-            (layouts.many_items(spec), check_in_parts, "plain"),
-            (layouts.uneven(spec), check_in_parts, "uneven"),
+            (layouts.rich(largest), check_eager, "plain"),
+            (layouts.many_items(), check_in_parts, "plain"),
+            (layouts.uneven(), check_in_parts, "uneven"),
         ]
         if samples.calls.has_integers:
-            checks.append((layouts.even(spec), check_eager, "repeated"))
+            checks.append((layouts.even(), check_eager, "repeated"))
         if forward.may_leave_out:
-            checks.append((layouts.even(spec), check_left_out, "plain"))
+            checks.append((layouts.even(), check_left_out, "plain"))
 
         def run(check: Callable[[Forward, float, SampleRun], None], some: Sequence[Layout], kind: Kind) -> None:
             itself = kind != "uneven"  # whose items are compared with each other
@@ -253,7 +256,7 @@ class _Checks:
                     return why
             else:
                 self._graphs.unverified.add(too_long)
-        lengths = layouts.single(spec, largest) if spec.counts_rows else ()
+        lengths = layouts.single(largest) if forward.spec.counts_rows else ()
         calls = (next(samples.calls.of(layout)) for layout in lengths)
         return _mismatch(self._tried(partial(check_lengths, forward, calls)))
 

@@ -1,7 +1,8 @@
 """Layouts of synthetic items, for the check of new graphs."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from varlen_graphs.budgets.budget import Budget
 from varlen_graphs.declaration.buffer_spec import BufferSpec
@@ -68,159 +69,177 @@ FEW_ROWS = 512
 """Largest budget in rows for which an eager run of twice its rows is cheap."""
 
 
-def small(spec: BufferSpec, budget: Budget) -> Iterator[Layout]:
-    """Yield layouts of a few small items that leave padding in a budget, then any that it holds."""
-    layouts = [_layout(spec, sizes) for sizes in SMALL]
-    fitting = [layout for layout in layouts if _fits(spec, layout, budget)]
-    yield from (layout for layout in fitting if layout.size < budget.rows)
-    yield from (layout for layout in fitting if layout.size >= budget.rows)
-    yield spec.sample(budget)
+class SyntheticLayouts:
+    """Makes items of sizes that modules treat in ways of their own.
 
-
-def mixed(spec: BufferSpec, budget: Budget) -> Iterator[Layout]:
-    """Yield layouts of several kinds of items that a budget holds, the richest first."""
-    for sizes in (RICH[0], *MIXED):
-        if spec.layout.has_frames or all(frames == 1 for frames, _ in sizes):
-            yield from (layout for layout in _varied(spec, sizes) if _fits(spec, layout, budget))
-    yield from small(spec, budget)
-
-
-def rich(spec: BufferSpec, largest: Budget) -> Iterator[Layout]:
-    """Yield layouts that no budget needs to hold, of several items each, the richest first.
-
-    The others have more rows than the largest budget has if these are few. A batch is as large as its largest budget.
+    Args:
+        spec: The declaration.
+        layout: The items of the call whose rows they have; `None` if there is none.
     """
-    if spec.layout.one_row:
-        yield _layout(spec, [(1, 1)] * max(largest.items, FEW_ITEMS))
-    times = 1 + 2 * largest.rows // 20 if largest.rows <= FEW_ROWS else 1
-    for sizes in (*RICH, MIXED[1] * (1 + times // 5), [(1, 12), (1, 8)] * times):
-        yield from _varied(spec, sizes if spec.layout.has_frames else [(1, rows) for _, rows in sizes])
 
+    def __init__(self, spec: BufferSpec, layout: Layout | None) -> None:
+        self._spec = spec
+        self._items = () if layout is None else layout.items
+        own: list[Callable[[int], Sequence[int]]] = [partial(self._turned, values) for values in VALUES]
+        self._values = [*own, self._of_call] if self._items else own
 
-def many_items(spec: BufferSpec) -> Iterator[Layout]:
-    """Yield layouts of many small items, of all lengths if the module takes them; none where each item is one row.
+    def _turned(self, values: Sequence[int], at: int) -> Sequence[int]:
+        """Return values of the columns of an item, by its index."""
+        return [values[(at + place) % len(values)] for place in range(len(self._spec.layout.columns))]
 
-    A module may see all rows in groups of some size: one of the numbers of rows is a multiple of that.
-    """
-    if not spec.layout.one_row:
-        if not (spec.layout.has_frames or spec.layout.has_sides) and spec.row_multiple == 1:
-            yield from _varied(spec, LENGTHS)
-            if not spec.layout.padded:
-                for rows in range(1, 33):
-                    yield _layout(spec, [*LENGTHS, (1, rows)])
-        yield from _varied(spec, MANY)
+    def _of_call(self, at: int) -> Sequence[int]:
+        """Return the values of the columns of an item of the call."""
+        return self._items[at % len(self._items)][3 : 3 + len(self._spec.layout.columns)]
 
+    def _plain(self, at: int) -> Sequence[int]:
+        """Return the defaults of columns; without one, what the call has, or the pad."""
+        pads = self._of_call(at) if self._items else self._spec.layout.pads
+        columns = self._spec.layout.columns
+        return [pad if one.default is None else one.default for one, pad in zip(columns, pads, strict=False)]
 
-def uneven(spec: BufferSpec) -> Iterator[Layout]:
-    """Yield a layout of items whose rows are to differ in magnitude."""
-    yield _layout(spec, [(1, 1)] * len(UNEVEN) if spec.layout.one_row else UNEVEN)
+    def small(self, budget: Budget) -> Iterator[Layout]:
+        """Yield layouts of a few small items that leave padding in a budget, then any that it holds."""
+        layouts = [self._layout(sizes) for sizes in SMALL]
+        fitting = [layout for layout in layouts if self._fits(layout, budget)]
+        yield from (layout for layout in fitting if layout.size < budget.rows)
+        yield from (layout for layout in fitting if layout.size >= budget.rows)
+        yield self._spec.sample(budget)
 
+    def mixed(self, budget: Budget) -> Iterator[Layout]:
+        """Yield layouts of several kinds of items that a budget holds, the richest first."""
+        for sizes in (RICH[0], *MIXED):
+            if self._spec.layout.has_frames or all(frames == 1 for frames, _ in sizes):
+                yield from (layout for layout in self._varied(sizes) if self._fits(layout, budget))
+        yield from self.small(budget)
 
-def single(spec: BufferSpec, largest: Budget) -> Iterator[Layout]:
-    """Yield single items of successive lengths, the longest first: errors in the number of entries may repeat by 16."""
-    unit = spec.row_multiple
-    longest = largest.max_seqlen // unit
-    first = max(-(-max(spec.shortest, spec.smallest) // unit), min(17, longest - 15), 1)
-    layouts = [_exact_layout(spec, [(1, units * unit)]) for units in range(first, min(first + 15, longest) + 1)]
-    yield from (layout for layout in reversed(layouts) if _fits(spec, layout, largest))
+    def rich(self, largest: Budget) -> Iterator[Layout]:
+        """Yield layouts that no budget needs to hold, of several items each, the richest first.
 
+        The others have more rows than the largest budget if that has few. A batch is as large as its largest budget.
+        """
+        if self._spec.layout.one_row:
+            yield self._layout([(1, 1)] * max(largest.items, FEW_ITEMS))
+        times = 1 + 2 * largest.rows // 20 if largest.rows <= FEW_ROWS else 1
+        for sizes in (*RICH, MIXED[1] * (1 + times // 5), [(1, 12), (1, 8)] * times):
+            yield from self._varied(sizes if self._spec.layout.has_frames else [(1, rows) for _, rows in sizes])
 
-def even(spec: BufferSpec) -> Iterator[Layout]:
-    """Yield layouts of items of one size, which fill a padded batch."""
-    yield from _varied(spec, [(1, 1 if spec.layout.one_row else 24)] * 3)
+    def many_items(self) -> Iterator[Layout]:
+        """Yield layouts of many small items, of all lengths if the module takes them; none where each item is one row.
 
+        A module may see all rows in groups of some size: one of the numbers of rows is a multiple of that.
+        """
+        if not self._spec.layout.one_row:
+            if not (self._spec.layout.has_frames or self._spec.layout.has_sides) and self._spec.row_multiple == 1:
+                yield from self._varied(LENGTHS)
+                if not self._spec.layout.padded:
+                    for rows in range(1, 33):
+                        yield self._layout([*LENGTHS, (1, rows)])
+            yield from self._varied(MANY)
 
-def edges(spec: BufferSpec, budget: Budget) -> Iterator[Layout]:
-    """Yield layouts of few items and rows that a budget holds."""
-    layouts = [_layout(spec, sizes) for sizes in EDGES]
-    yield from (layout for layout in dict.fromkeys(layouts) if _fits(spec, layout, budget))
+    def uneven(self) -> Iterator[Layout]:
+        """Yield a layout of items whose rows are to differ in magnitude."""
+        yield self._layout([(1, 1)] * len(UNEVEN) if self._spec.layout.one_row else UNEVEN)
 
+    def single(self, largest: Budget) -> Iterator[Layout]:
+        """Yield single items of successive lengths, the longest first: wrong numbers of entries may repeat by 16."""
+        unit = self._spec.row_multiple
+        longest = largest.max_seqlen // unit
+        first = max(-(-max(self._spec.shortest, self._spec.smallest) // unit), min(17, longest - 15), 1)
+        layouts = [self._exact_layout([(1, units * unit)]) for units in range(first, min(first + 15, longest) + 1)]
+        yield from (layout for layout in reversed(layouts) if self._fits(layout, largest))
 
-def full(spec: BufferSpec, budget: Budget) -> Iterator[Layout]:
-    """Yield layouts of all items, rows or segments of a budget.
+    def even(self) -> Iterator[Layout]:
+        """Yield layouts of items of one size, which fill a padded batch."""
+        yield from self._varied([(1, 1 if self._spec.layout.one_row else 24)] * 3)
 
-    Each of these is used up alone and with the others, because what lies behind the last one differs. Also one of more
-    frames, and one of a longer item, than the budget holds if the declaration counts them.
-    """
-    sizes = [[(1, 1)] * budget.items, [(1, budget.max_seqlen + spec.row_multiple)]]
-    sizes += [[(budget.segments + 1, 1)]] * spec.layout.has_frames
-    layouts = [_layout(spec, own) for own in sizes]
-    layouts.append(spec.sample(budget))
-    if not spec.layout.one_row and (all_rows := _all_rows(spec, budget)):
-        layouts.append(_exact_layout(spec, all_rows))
-    all_segments = [_exact_layout(spec, own) for own in _all_segments(spec, budget)]
-    layouts += [layout for layout in all_segments if _fits(spec, layout, budget)][:1]
-    yield from (layout for layout in dict.fromkeys(layouts) if _fits(spec, layout, budget))
+    def edges(self, budget: Budget) -> Iterator[Layout]:
+        """Yield layouts of few items and rows that a budget holds."""
+        layouts = [self._layout(sizes) for sizes in EDGES]
+        yield from (layout for layout in dict.fromkeys(layouts) if self._fits(layout, budget))
 
+    def full(self, budget: Budget) -> Iterator[Layout]:
+        """Yield layouts of all items, rows or segments of a budget.
 
-def _all_rows(spec: BufferSpec, budget: Budget) -> Sizes:
-    """Return few items that use all rows of a budget, as long as it holds, but nearly square if they have sides."""
-    unit = spec.row_multiple
-    longest, left, sizes = min(budget.rows, budget.max_seqlen) // unit, budget.rows // unit, list[tuple[int, int]]()
-    while left and longest:
-        units = min(left, longest)
-        units -= units % math.isqrt(units) if spec.layout.has_sides else 0
-        sizes.append((1, units * unit))
-        left -= units
-    return sizes
+        Each of these is used up alone and with the others, because what lies behind the last one differs. Also one of
+        more frames, and one of a longer item, than the budget holds if the declaration counts them.
+        """
+        sizes = [[(1, 1)] * budget.items, [(1, budget.max_seqlen + self._spec.row_multiple)]]
+        sizes += [[(budget.segments + 1, 1)]] * self._spec.layout.has_frames
+        layouts = [self._layout(own) for own in sizes]
+        layouts.append(self._spec.sample(budget))
+        if not self._spec.layout.one_row and (all_rows := self._all_rows(budget)):
+            layouts.append(self._exact_layout(all_rows))
+        all_segments = [self._exact_layout(own) for own in self._all_segments(budget)]
+        layouts += [layout for layout in all_segments if self._fits(layout, budget)][:1]
+        yield from (layout for layout in dict.fromkeys(layouts) if self._fits(layout, budget))
 
+    def _all_rows(self, budget: Budget) -> Sizes:
+        """Return few items that use all rows of a budget, as long as it holds, but nearly square if they have sides."""
+        unit = self._spec.row_multiple
+        longest, left, sizes = min(budget.rows, budget.max_seqlen) // unit, budget.rows // unit, list[tuple[int, int]]()
+        while left and longest:
+            units = min(left, longest)
+            units -= units % math.isqrt(units) if self._spec.layout.has_sides else 0
+            sizes.append((1, units * unit))
+            left -= units
+        return sizes
 
-def _all_segments(spec: BufferSpec, budget: Budget) -> Iterator[Sizes]:
-    """Yield one item or two whose frames, or windows, are all segments of a budget, the richest first."""
-    unit, segments = spec.row_multiple, budget.segments
-    if spec.usage.windows is not None:
-        yield [(1, segments * (spec.usage.windows.side * spec.layout.merge) ** 2)]
-    elif spec.layout.has_frames and "frame" in spec.usage.kinds:
-        half = segments // 2
-        yield from ([(half, rows), (segments - half, unit)] for rows in (2 * unit, unit) if half)
-        yield [(segments, unit)]
+    def _all_segments(self, budget: Budget) -> Iterator[Sizes]:
+        """Yield one item or two whose frames, or windows, are all segments of a budget, the richest first."""
+        unit, segments = self._spec.row_multiple, budget.segments
+        if self._spec.usage.windows is not None:
+            yield [(1, segments * (self._spec.usage.windows.side * self._spec.layout.merge) ** 2)]
+        elif self._spec.layout.has_frames and "frame" in self._spec.usage.kinds:
+            half = segments // 2
+            yield from ([(half, rows), (segments - half, unit)] for rows in (2 * unit, unit) if half)
+            yield [(segments, unit)]
 
+    def longest(self, budget: Budget) -> Iterator[Layout]:
+        """Yield one item as long as a budget holds."""
+        layout = self._layout([(1, budget.max_seqlen // self._spec.row_multiple * self._spec.row_multiple)])
+        if self._fits(layout, budget):
+            yield layout
 
-def longest(spec: BufferSpec, budget: Budget) -> Iterator[Layout]:
-    """Yield one item as long as a budget holds."""
-    layout = _layout(spec, [(1, budget.max_seqlen // spec.row_multiple * spec.row_multiple)])
-    if _fits(spec, layout, budget):
-        yield layout
+    def _varied(self, sizes: Sizes) -> Iterator[Layout]:
+        """Yield items with several values in each column, then with those of the call, then without any."""
+        if self._spec.layout.columns:
+            yield from (self._layout(sizes, values) for values in self._values)
+        yield self._layout(sizes)
 
+    def _layout(self, sizes: Sizes, values: Callable[[int], Sequence[int]] | None = None) -> Layout:
+        """Return items of these sizes, every other one turned on its side; without values, columns hold their defaults.
 
-def _varied(spec: BufferSpec, sizes: Sizes) -> Iterator[Layout]:
-    """Yield items with several values in each column, then with those of items without any."""
-    if spec.layout.columns:
-        yield from (_layout(spec, sizes, values) for values in VALUES)
-    yield _layout(spec, sizes)
+        They are longer where items of a few rows have no entries in some output, and, but for the first, uneven where
+        these are counted: functions that differ may agree on round numbers.
+        """
+        scale = max(1, self._spec.shortest / ENTERED)
+        unit, items = self._spec.row_multiple, []
+        for at, (frames, rows) in enumerate(sizes):
+            if self._spec.counts_rows and at:
+                rows = max(1, rows - at % 4)
+            own_rows = max(1, round(rows * scale / unit), self._spec.smallest // unit) * unit
+            _, h, w, *_ = sample_item(self._spec.layout, own_rows, self._spec.layout.merge)
+            own = (values or self._plain)(at)
+            begins = [int(at % 3 != 2)] * self._spec.layout.grouped  # two of three items begin a group
+            sides = (w, h) if self._spec.layout.has_sides and at % 2 else (h, w)
+            items.append((frames, *sides, *own, *begins))
+        length = max(t * h * w for t, h, w, *_ in items) if self._spec.layout.padded else 0
+        return Layout(tuple(items), length, self._spec.layout.grouped)
 
+    def _exact_layout(self, sizes: Sizes) -> Layout:
+        """Return items of exactly these sizes."""
+        side = (
+            self._spec.layout.merge
+            if self._spec.usage.windows is None
+            else self._spec.layout.merge * self._spec.usage.windows.side
+        )
+        sides = [
+            sample_item(self._spec.layout, rows, self._spec.layout.merge if rows % side**2 else side)
+            for _, rows in sizes
+        ]
+        items = tuple((frames, *own[1:]) for (frames, _), own in zip(sizes, sides, strict=True))
+        length = max(t * h * w for t, h, w, *_ in items) if self._spec.layout.padded else 0
+        return Layout(items, length, self._spec.layout.grouped)
 
-def _layout(spec: BufferSpec, sizes: Sizes, values: Sequence[int] = ()) -> Layout:
-    """Return items of these sizes, every other one turned on its side; without values, columns hold their defaults.
-
-    They are longer where items of a few rows have no entries in some output, and, but for the first, uneven where these
-    are counted: functions that differ may agree on round numbers.
-    """
-    scale = max(1, spec.shortest / ENTERED)
-    unit, items, columns = spec.row_multiple, [], spec.layout.columns
-    for at, (frames, rows) in enumerate(sizes):
-        if spec.counts_rows and at:
-            rows = max(1, rows - at % 4)
-        own_rows = max(1, round(rows * scale / unit), spec.smallest // unit) * unit
-        _, h, w, *_ = sample_item(spec.layout, own_rows, spec.layout.merge)
-        own = [column.pad if column.default is None else column.default for column in columns]
-        if values:
-            own = [values[(at + place) % len(values)] for place in range(len(columns))]
-        begins = [int(at % 3 != 2)] * spec.layout.grouped  # two of three items begin a group
-        sides = (w, h) if spec.layout.has_sides and at % 2 else (h, w)
-        items.append((frames, *sides, *own, *begins))
-    length = max(t * h * w for t, h, w, *_ in items) if spec.layout.padded else 0
-    return Layout(tuple(items), length, spec.layout.grouped)
-
-
-def _exact_layout(spec: BufferSpec, sizes: Sizes) -> Layout:
-    """Return items of exactly these sizes."""
-    side = spec.layout.merge if spec.usage.windows is None else spec.layout.merge * spec.usage.windows.side
-    sides = [sample_item(spec.layout, rows, spec.layout.merge if rows % side**2 else side) for _, rows in sizes]
-    items = tuple((frames, *own[1:]) for (frames, _), own in zip(sizes, sides, strict=True))
-    length = max(t * h * w for t, h, w, *_ in items) if spec.layout.padded else 0
-    return Layout(items, length, spec.layout.grouped)
-
-
-def _fits(spec: BufferSpec, layout: Layout, budget: Budget) -> bool:
-    return min(layout.rows) >= spec.min_rows and budget.holds(*spec.usage.of(layout))
+    def _fits(self, layout: Layout, budget: Budget) -> bool:
+        return min(layout.rows) >= self._spec.min_rows and budget.holds(*self._spec.usage.of(layout))
