@@ -9,7 +9,7 @@ import torch.nn.modules.module as torch_module
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from varlen_graphs.watch.shadow import held_by
+from varlen_graphs.shadows.shadow import held_by
 
 INERT = {
     nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Embedding, nn.GELU, nn.Identity, nn.LayerNorm, nn.Linear, nn.ModuleDict,

@@ -13,15 +13,16 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from varlen_graphs.declaration.call import Call
+from varlen_graphs.dispatch.leaves import tensors_in
+from varlen_graphs.dispatch.sharded import local_tensor
+from varlen_graphs.dispatch.synthetic_run import run_synthetic
+from varlen_graphs.dispatch.thread_modes import run_under
 from varlen_graphs.errors import CaptureError, VarlenGraphsError
 from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.outputs.parts import Parts, flatten
-from varlen_graphs.watch.leaves import tensors_in
-from varlen_graphs.watch.shadow import Changed, Shadow, Snapshot, address_of, same_bits
-from varlen_graphs.watch.sharded import local_tensor
-from varlen_graphs.watch.shared_writes import REMEDY, SharedWrites
-from varlen_graphs.watch.synthetic_run import run_synthetic
-from varlen_graphs.watch.thread_modes import run_under
+from varlen_graphs.shadows.shadow import Shadow, address_of, same_bits
+from varlen_graphs.shadows.shared_writes import REMEDY, SharedWrites
+from varlen_graphs.shadows.snapshot import Changed, Snapshot
 
 ROUNDING = 8
 """Ratio to the precision of a dtype of what outputs may differ by where a cache is filled."""

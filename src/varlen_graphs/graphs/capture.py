@@ -15,6 +15,7 @@ from varlen_graphs.capture.consensus import Failure
 from varlen_graphs.capture.memory import empty_cache, forget_frames
 from varlen_graphs.capture.mode import Mode
 from varlen_graphs.declaration.call import Call
+from varlen_graphs.dispatch.captured_inputs import CapturedInputs
 from varlen_graphs.errors import CaptureError
 from varlen_graphs.graphs.allowance import Allowance
 from varlen_graphs.graphs.arena import Arena
@@ -27,9 +28,8 @@ from varlen_graphs.graphs.progress import Progress
 from varlen_graphs.kernels.launch import compiling_in_threads
 from varlen_graphs.layouts.item_table import ItemTable
 from varlen_graphs.outputs.parts import Parts, SizeError
-from varlen_graphs.watch.read_memory import ReadMemory
-from varlen_graphs.watch.shadow import Shadow, address_of, describe
-from varlen_graphs.watch.shared_writes import SharedWrites
+from varlen_graphs.shadows.shadow import Shadow, address_of, describe
+from varlen_graphs.shadows.shared_writes import SharedWrites
 
 
 class GraphCapture:
@@ -107,7 +107,7 @@ class GraphCapture:
             outcome.check()
         if is_new:
             self._compile_kernels(budgets, forward)
-        memory, known = ReadMemory(graphs.arena.rows.device, "the module", not forward.is_compiled), graphs.memory()
+        memory, known = CapturedInputs(graphs.arena.rows.device, "the module", not forward.is_compiled), graphs.memory()
         memory.held, memory.read, memory.state = known.aliases, known.read, known.state
         tried: list[Budget] = []
         with graphs.dropped_on_error(tried):  # whoever keeps the traceback does not keep the memory
@@ -256,7 +256,7 @@ class GraphCapture:
                 "Give the encoder smaller budgets, or free memory first."
             )
 
-    def _capture(self, forward: BoundForward, memory: ReadMemory, budget: Budget) -> Failure | None:
+    def _capture(self, forward: BoundForward, memory: CapturedInputs, budget: Budget) -> Failure | None:
         """Capture a budget after two runs of it or more; return the failure, if there is one."""
         graphs, arena, consensus = self._graphs, self._graphs.arena, self._graphs.consensus
         attention = AttentionCost()
@@ -275,7 +275,7 @@ class GraphCapture:
                 attention.per_square = measured.per_square
                 if not consensus.alone:  # what no graph can hold must be found before other ranks wait for this one
                     with consensus.dry_run():
-                        ReadMemory(memory.device, "the module", memory.takes_constants).watch(run_guarded)
+                        CapturedInputs(memory.device, "the module", memory.takes_constants).watch(run_guarded)
             if outcome.failure is None:
                 with consensus.collective_try() as outcome:
                     parts = memory.watch(run_guarded)
@@ -311,7 +311,7 @@ def _state_check(
     return StateCheck(forward, runs if call is None else runs_of(call), of_an_item)
 
 
-def _kept_outside(memory: ReadMemory, forward: BoundForward) -> list[str]:
+def _kept_outside(memory: CapturedInputs, forward: BoundForward) -> list[str]:
     """Describe what the watched run made and something keeps: neither the module nor a function beside it."""
     held = forward.held() if memory.alive() else set()
 

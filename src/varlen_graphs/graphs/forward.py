@@ -35,8 +35,8 @@ from varlen_graphs.layouts.items import Layout
 from varlen_graphs.outputs.declared import extents
 from varlen_graphs.outputs.entries import filled
 from varlen_graphs.outputs.parts import Parts, check_extents, clear_gaps, flatten, with_padding
-from varlen_graphs.watch.random_stream import RandomStream
-from varlen_graphs.watch.shadow import Shadow
+from varlen_graphs.shadows.random_stream import RandomStream
+from varlen_graphs.shadows.shadow import Shadow
 
 MODULE = "the module itself"
 """Reference that is the module, run with the caller's own arguments or with no computed one."""

@@ -17,7 +17,8 @@ from varlen_graphs.graphs.gpu_checks import GpuChecks
 from varlen_graphs.graphs.output_form import OutputForm
 from varlen_graphs.outputs.entries import Extent
 from varlen_graphs.routing.costs import Costs
-from varlen_graphs.watch.shadow import Shadow, Snapshot
+from varlen_graphs.shadows.shadow import Shadow
+from varlen_graphs.shadows.snapshot import Snapshot
 
 
 class CaptureInputs(NamedTuple):

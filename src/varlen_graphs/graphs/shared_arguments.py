@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from varlen_graphs.errors import SpecError
-from varlen_graphs.watch.shadow import same_bits
+from varlen_graphs.shadows.shadow import same_bits
 
 
 def check_shared(arguments: Mapping[str, Any], run: Callable[[], Any]) -> None:

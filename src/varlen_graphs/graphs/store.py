@@ -17,6 +17,7 @@ from varlen_graphs.capture.pool import Pool, on_device
 from varlen_graphs.checks.values import quoted
 from varlen_graphs.declaration.call import Call
 from varlen_graphs.declaration.static_args import StaticKey, static_key
+from varlen_graphs.dispatch.sharded import mesh_of
 from varlen_graphs.errors import BudgetError, CaptureError, InputError, SpecError, StaleGraphError, counted, warn
 from varlen_graphs.graphs.allowance import Allowance
 from varlen_graphs.graphs.arena import Arena
@@ -26,13 +27,12 @@ from varlen_graphs.graphs.capture import GraphCapture, reason_of
 from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.graphs.gpu_checks import GpuChecks
 from varlen_graphs.graphs.graph_set import CaptureInputs, GraphSet
+from varlen_graphs.guards.module_guard import ModuleGuard
+from varlen_graphs.guards.slots import Change
 from varlen_graphs.options.capture import Capture
 from varlen_graphs.routing.costs import Costs
 from varlen_graphs.routing.enabled import CAPTURE_FAILED, WRONG_OUTPUT, EnabledBudgets
 from varlen_graphs.routing.memory_limit import MemoryLimit
-from varlen_graphs.watch.module_guard import ModuleGuard
-from varlen_graphs.watch.sharded import mesh_of
-from varlen_graphs.watch.slots import Change
 
 LOGGER = logging.getLogger("varlen_graphs")
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from varlen_graphs.budgets.ladder import Budgets
 from varlen_graphs.declaration.buffer_spec import BufferSpec
 from varlen_graphs.declaration.other_outputs import OUTPUT_HIDDEN_STATES
+from varlen_graphs.dispatch.rules_mode import CaptureRulesMode
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import CaptureError, SpecError, VarlenGraphsError
 from varlen_graphs.inputs.extra import PerItem
@@ -28,8 +29,7 @@ from varlen_graphs.recipes.modes.cached_tables import CachedTable, cached_tables
 from varlen_graphs.recipes.modes.skip_mask_checks import keeps_masks
 from varlen_graphs.recipes.rounding import difference
 from varlen_graphs.recipes.towers import check_loaded, device_of
-from varlen_graphs.watch.rules_mode import CaptureRulesMode
-from varlen_graphs.watch.shadow import Shadow
+from varlen_graphs.shadows.shadow import Shadow
 
 HEAD_MASK = "head_mask"
 """Argument of transformers 4 that leaves out heads of attention; calls that bring one run eager."""

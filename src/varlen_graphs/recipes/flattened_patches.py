@@ -24,7 +24,7 @@ from varlen_graphs.recipes.modes.skip_mask_checks import SkipMaskChecks
 from varlen_graphs.recipes.rounding import difference
 from varlen_graphs.recipes.tower_encoder import TowerEncoder
 from varlen_graphs.recipes.towers import check_loaded, check_parts
-from varlen_graphs.watch.shadow import Shadow
+from varlen_graphs.shadows.shadow import Shadow
 
 PATCHES, MASK = "flattened_patches", "attention_mask"
 """Arguments of these towers."""

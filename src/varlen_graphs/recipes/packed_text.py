@@ -36,7 +36,7 @@ from varlen_graphs.recipes.text_model import (
 )
 from varlen_graphs.recipes.text_padding import ReadPadding
 from varlen_graphs.recipes.towers import check_loaded, item_table
-from varlen_graphs.watch.shadow import Shadow
+from varlen_graphs.shadows.shadow import Shadow
 
 SPARSE = (
     "its attention is sparse for long texts and dense for short ones; call model.set_attention_type('original_full') "

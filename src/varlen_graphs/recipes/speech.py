@@ -22,7 +22,7 @@ from varlen_graphs.recipes.padding_consumers import NOTHING, PaddingConsumers
 from varlen_graphs.recipes.speech_encoder import CLIP_MASK, SpeechEncoder
 from varlen_graphs.recipes.speech_model import SpeechModel
 from varlen_graphs.recipes.towers import check_loaded
-from varlen_graphs.watch.shadow import Shadow
+from varlen_graphs.shadows.shadow import Shadow
 
 SECOND_OF_SAMPLES, SECOND_OF_FRAMES = 16_000, 100
 """Rows a second, for budgets by default."""

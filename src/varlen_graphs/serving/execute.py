@@ -20,6 +20,7 @@ from varlen_graphs.declaration.part import part_of
 from varlen_graphs.declaration.reading import check_inputs, only_on_device, read_items, read_layout
 from varlen_graphs.declaration.signature import Signature
 from varlen_graphs.declaration.static_args import StaticKey
+from varlen_graphs.dispatch.synthetic_run import run_synthetic
 from varlen_graphs.errors import CaptureError, InputError, LayoutError, SpecError
 from varlen_graphs.graphs.forward import MODULE, Reference
 from varlen_graphs.graphs.graph_set import CaptureInputs, GraphSet
@@ -39,7 +40,6 @@ from varlen_graphs.serving.row_checks import check_extra_inputs, check_rows, no_
 from varlen_graphs.serving.trace_size import trace_size
 from varlen_graphs.stats import Stats
 from varlen_graphs.traffic.trace import Trace
-from varlen_graphs.watch.synthetic_run import run_synthetic
 
 
 class Verification(Protocol):

@@ -11,6 +11,7 @@ import torch
 
 from varlen_graphs.declaration.call import Call
 from varlen_graphs.declaration.reading import read_layout
+from varlen_graphs.dispatch.synthetic_run import run_synthetic
 from varlen_graphs.errors import SpecError, VerificationError
 from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.kernels.operator import references
@@ -25,7 +26,6 @@ from varlen_graphs.verify.examples import permuted
 from varlen_graphs.verify.mixing import Inputs, explain_together
 from varlen_graphs.verify.samples import SampleRun
 from varlen_graphs.verify.wrong_buffers import wrong_buffers
-from varlen_graphs.watch.synthetic_run import run_synthetic
 
 COUNTS = (
     "In a batch they do not. Declare of_item, the number of entries that the module makes of an item, as the same "

@@ -7,6 +7,7 @@ from typing import Any
 
 from varlen_graphs.declaration.call import Call
 from varlen_graphs.declaration.part import part_of
+from varlen_graphs.dispatch.synthetic_run import run_synthetic
 from varlen_graphs.graphs.arena import Arena
 from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.layouts.item_slice import ItemSlice
@@ -16,7 +17,6 @@ from varlen_graphs.verify.compare import Example, close, equal
 from varlen_graphs.verify.mixing import Inputs, explain_together
 from varlen_graphs.verify.operations import DifferingOperation, Run, Same, first_difference
 from varlen_graphs.verify.wrong_buffers import wrong_buffers
-from varlen_graphs.watch.synthetic_run import run_synthetic
 
 FROZEN = (
     "An eager run of the same code on the same padded memory gives the right output, so the graph holds a value that "

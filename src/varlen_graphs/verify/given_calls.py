@@ -16,11 +16,11 @@ from varlen_graphs.graphs.graph_set import GraphSet
 from varlen_graphs.options.verify import check_tolerance
 from varlen_graphs.routing.packing import ReplayBatch
 from varlen_graphs.serving.execute import Executor
+from varlen_graphs.shadows.shadow import Shadow
 from varlen_graphs.verify.compare import Example, few
 from varlen_graphs.verify.disagreement import Replays
 from varlen_graphs.verify.error_locator import STATE
 from varlen_graphs.verify.examples import with_other_rows
-from varlen_graphs.watch.shadow import Shadow
 
 ReplayBatches = Sequence[ReplayBatch]
 

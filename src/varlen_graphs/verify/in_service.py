@@ -11,6 +11,7 @@ from varlen_graphs.capture.backend import Graph
 from varlen_graphs.declaration.buffer_spec import BufferSpec
 from varlen_graphs.declaration.call import Call
 from varlen_graphs.declaration.reading import read_layout
+from varlen_graphs.dispatch.synthetic_run import run_synthetic
 from varlen_graphs.errors import LayoutError, VerificationError
 from varlen_graphs.graphs.forward import Reference
 from varlen_graphs.graphs.graph_set import GraphSet
@@ -21,9 +22,8 @@ from varlen_graphs.outputs.parts import Parts, flatten
 from varlen_graphs.routing.enabled import WRONG_OUTPUT
 from varlen_graphs.routing.router import Route
 from varlen_graphs.serving.execute import Executor
+from varlen_graphs.shadows.shadow import Shadow
 from varlen_graphs.verify.compare import Difference, Example, few, limit_of
-from varlen_graphs.watch.shadow import Shadow
-from varlen_graphs.watch.synthetic_run import run_synthetic
 
 LOGGER = logging.getLogger("varlen_graphs")
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from varlen_graphs.declaration.call import Call
 from varlen_graphs.declaration.reading import read_layout
+from varlen_graphs.dispatch.synthetic_run import SyntheticRun, run_synthetic
 from varlen_graphs.errors import VerificationError, counted
 from varlen_graphs.graphs.forward import DECLARATION, MODULE, Forward
 from varlen_graphs.graphs.graph_set import CaptureInputs
@@ -17,7 +18,6 @@ from varlen_graphs.layouts.items import Layout
 from varlen_graphs.outputs.parts import Parts, flatten
 from varlen_graphs.verify.compare import MOST_NAN, Example, nan_shares
 from varlen_graphs.verify.synthetic_calls import Kind, SyntheticCalls
-from varlen_graphs.watch.synthetic_run import SyntheticRun, run_synthetic
 
 BLIND = (
     "all floating outputs are NaN for all synthetic rows, which shows nothing; capture with a call of yours, "

@@ -6,8 +6,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 from torch.profiler import ProfilerActivity, profile
 
-from varlen_graphs.watch.synthetic_run import SyntheticRun
-from varlen_graphs.watch.thread_modes import run_under
+from varlen_graphs.dispatch.synthetic_run import SyntheticRun
+from varlen_graphs.dispatch.thread_modes import run_under
 
 pytestmark = pytest.mark.gpu
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from varlen_graphs.buffers.device_constants import DeviceConstants
-from varlen_graphs.watch.copies import MOVES
+from varlen_graphs.dispatch.uploads import MOVES
 
 
 class CachedTable(NamedTuple):

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from varlen_graphs.watch.shadow import REGISTRIES, Changed, Snapshot, address_of, describe, held_by
-from varlen_graphs.watch.sharded import local_tensor
-from varlen_graphs.watch.slots import Change, Place, Slot, SlotGroup
+from varlen_graphs.dispatch.sharded import local_tensor
+from varlen_graphs.guards.slots import Change, Slot, SlotGroup
+from varlen_graphs.shadows.shadow import REGISTRIES, address_of, describe, held_by
+from varlen_graphs.shadows.snapshot import Changed, Place, Snapshot
 
 CALLS = 64
 """A change of a single tensor is found within this many calls."""

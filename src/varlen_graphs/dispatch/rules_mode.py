@@ -11,12 +11,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from varlen_graphs.errors import CaptureError
-from varlen_graphs.watch.copies import MOVES, copied_tensors, copied_to_device, lists_to_tensors, makes_empty
-from varlen_graphs.watch.host_tensors import HostTensors
-from varlen_graphs.watch.leaves import tensors_in
-from varlen_graphs.watch.lines import UNKNOWN_LINE, names_cpu, user_lines
-from varlen_graphs.watch.rules import (
+from varlen_graphs.dispatch.host_tensors import HostTensors
+from varlen_graphs.dispatch.leaves import tensors_in
+from varlen_graphs.dispatch.lines import UNKNOWN_LINE, names_cpu, user_lines
+from varlen_graphs.dispatch.rules import (
     EXPLANATIONS,
     MASK_REMEDY,
     Violation,
@@ -28,8 +26,10 @@ from varlen_graphs.watch.rules import (
     reads_host,
     transfer_violation,
 )
-from varlen_graphs.watch.sharded import local_tensor
-from varlen_graphs.watch.thread_modes import RunMode, run_under, unwatched
+from varlen_graphs.dispatch.sharded import local_tensor
+from varlen_graphs.dispatch.thread_modes import RunMode, run_under, unwatched
+from varlen_graphs.dispatch.uploads import MOVES, copied_tensors, copied_to_device, lists_to_tensors, makes_empty
+from varlen_graphs.errors import CaptureError
 
 aten = torch.ops.aten
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from varlen_graphs.watch.thread_modes import unwatched
+from varlen_graphs.dispatch.thread_modes import unwatched
 
 
 class _Generator(NamedTuple):

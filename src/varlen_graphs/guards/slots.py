@@ -7,20 +7,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from varlen_graphs.watch.sharded import is_distributed_tensor, local_tensor
+from varlen_graphs.dispatch.sharded import is_distributed_tensor, local_tensor
+from varlen_graphs.shadows.snapshot import Place
 
 _FORM = attrgetter("dtype", "shape")
-
-
-class Place(NamedTuple):
-    """Where a module registers a parameter, buffer or submodule.
-
-    Found by the module's own attributes, because a registry may be replaced: `ModuleList.pop` builds a new one.
-    """
-
-    owner: dict[str, Any]  # attributes of the module
-    registry: str
-    name: str
 
 
 class Change(NamedTuple):

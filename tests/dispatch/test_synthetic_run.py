@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention.flex_attention import flex_attention
 
-from varlen_graphs.watch.synthetic_run import SyntheticRun
-from varlen_graphs.watch.thread_modes import run_under
+from varlen_graphs.dispatch.synthetic_run import SyntheticRun
+from varlen_graphs.dispatch.thread_modes import run_under
 
 ROWS = 5
 X = torch.arange(15.0).view(ROWS, 3)

@@ -6,8 +6,8 @@ import torch
 import varlen_graphs as vg
 from tests.support.host_constants import CONSTANTS, KEPT, RANDOM, RESULTS, SPEC, VARYING, Towers, relative_positions
 from tests.support.towers import equal_bits
-from varlen_graphs.watch.host_constants import ConstantsMode, HostConstant
-from varlen_graphs.watch.read_memory import ReadMemory
+from varlen_graphs.dispatch.captured_inputs import CapturedInputs
+from varlen_graphs.dispatch.host_constants import ConstantsMode, HostConstant
 
 pytestmark = pytest.mark.filterwarnings("ignore:To copy construct from a tensor:UserWarning")
 
@@ -76,7 +76,7 @@ def on_meta(function):
 
 @pytest.mark.parametrize("function", CONSTANTS)
 def test_a_second_run_gets_the_constants_of_the_first(function):
-    run, memory = on_meta(function), ReadMemory(torch.device("meta"), "the module")
+    run, memory = on_meta(function), CapturedInputs(torch.device("meta"), "the module")
     memory.watch(run)
     assert memory.constants
     ConstantsMode(torch.device("meta"), "the module", memory.constants).watch(run, fast_paths=False)
@@ -88,7 +88,7 @@ def test_a_second_run_gets_the_constants_of_the_first(function):
 
 @pytest.mark.parametrize("function", [*KEPT, *RANDOM])
 def test_what_may_change_on_the_host_is_refused(function):
-    memory = ReadMemory(torch.device("meta"), "the module")
+    memory = CapturedInputs(torch.device("meta"), "the module")
     with pytest.raises(vg.errors.CaptureError, match=rf"host tensor(.|\n)*in {function.__name__}"):
         memory.watch(on_meta(function))
     assert not memory.constants

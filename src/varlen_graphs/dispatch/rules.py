@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from varlen_graphs.watch.copies import IsHost, NamesHost, copies_to_device, makes_empty, targets
+from varlen_graphs.dispatch.uploads import IsHost, NamesHost, copies_to_device, makes_empty, targets
 
 aten = torch.ops.aten
 

@@ -6,13 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from varlen_graphs.dispatch.host_constants import HostConstant
+from varlen_graphs.dispatch.rules_mode import CaptureRulesMode
+from varlen_graphs.dispatch.thread_modes import unwatched
 from varlen_graphs.errors import CaptureError
-from varlen_graphs.watch.host_constants import HostConstant
-from varlen_graphs.watch.rules_mode import CaptureRulesMode
-from varlen_graphs.watch.thread_modes import unwatched
 
 
-class ReadMemory(CaptureRulesMode):
+class CapturedInputs(CaptureRulesMode):
     """Dispatch mode that collects the tensors that operations read and that the run itself did not create.
 
     A graph keeps addresses, not tensors, so everything it reads must outlive it: weights, and whatever else the module

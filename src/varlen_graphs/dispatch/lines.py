@@ -19,7 +19,7 @@ _RUNNERS = (_DOCTOR, f"{_PACKAGE / 'graphs'}{os.sep}")
 _LIBRARIES = (
     f"{Path(torch.__file__).parent}{os.sep}",
     f"{Path(torch.__file__).parent.with_name('triton')}{os.sep}",
-    *(f"{_PACKAGE / room}{os.sep}" for room in ("attention", "capture", "kernels", "verify", "watch")),
+    *(f"{_PACKAGE / room}{os.sep}" for room in ("attention", "capture", "dispatch", "kernels", "shadows", "verify")),
     f"{_PACKAGE / 'recipes' / 'modes'}{os.sep}",
     *_RUNNERS,
 )

@@ -12,7 +12,7 @@ import threading
 import weakref
 from array import array
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from copy import copy, deepcopy
 from functools import _lru_cache_wrapper, lru_cache, partial
@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from varlen_graphs.watch.sharded import local_tensor
-from varlen_graphs.watch.slots import Place
+from varlen_graphs.dispatch.sharded import local_tensor
+from varlen_graphs.shadows.snapshot import ABSENT, ATOMS, Changed, Place, Snapshot, slots_of
 
 REGISTRIES = ("_parameters", "_buffers", "_modules")
 
@@ -33,7 +33,6 @@ MOST_BYTES = 1 << 28
 MOST_ENTRIES = 10_000
 """Length of a container above which its entries are shared: it holds data, not parts."""
 
-_ATOMS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 _CONTAINERS = (dict, list, set, deque)
 _ITERATORS: tuple[type, ...] = (
     itertools.count,
@@ -45,11 +44,10 @@ _ITERATORS: tuple[type, ...] = (
 _COPYABLE = (*_ITERATORS, random.Random, io.StringIO, io.BytesIO)
 """Types of C whose objects `copy.copy` copies with their state."""
 
-_OF_C = (ctypes._SimpleCData, ctypes.Array, ctypes.Structure, ctypes.Union)
+_OF_C: tuple[Any, ...] = (ctypes.c_int.__base__, ctypes.Array, ctypes.Structure, ctypes.Union)
 
 _LIBRARIES = frozenset({"numpy", "torch", "triton", "varlen_graphs"})
 _OF_PLAIN = ("__new__", "__reduce__", "__reduce_ex__", "__getattribute__")
-_ABSENT = object()
 
 DECLARATIONS = tuple(
     f"varlen_graphs.{name}"
@@ -77,69 +75,6 @@ class Held(NamedTuple):
     path: str
     value: Any
     place: Place | None = None
-
-
-class Changed(NamedTuple):
-    """A change of something that a module, or a shadow of it, keeps.
-
-    Attributes:
-        path: Path from the module.
-        place: Path of the attribute, or of the container of the entry, that changed.
-        own: The tensor that was written, or the container, object or closure cell with another entry.
-        key: Key of the entry.
-        before: The entry, or the tensor of the original, as it was.
-    """
-
-    path: str
-    place: str
-    own: Any
-    key: Any
-    before: Any
-
-    @property
-    def now(self) -> Any:
-        """The present entry, or the tensor."""
-        return self.own if isinstance(self.own, Tensor) else _entries(self.own).get(self.key)
-
-    def set(self, value: Any) -> None:
-        """Write another value there; sets are left as they are."""
-        if isinstance(self.own, Tensor):
-            self.own.copy_(value)
-        elif type(self.own) is CellType:
-            self.own.cell_contents = value
-        elif isinstance(self.own, dict | list | deque | array | bytearray):
-            self.own[self.key] = value
-        elif not isinstance(self.own, set):
-            object.__setattr__(self.own, self.key, value)
-
-
-class _Holder(NamedTuple):
-    """A container, attributes of an object, an object with slots, or a closure cell, and its entries."""
-
-    path: str
-    own: Any
-    entries: dict[Any, Any]
-    has_attributes: bool
-
-
-class Snapshot:
-    """Entries of containers, objects and closures as they were, to be compared with those of later."""
-
-    def __init__(self) -> None:
-        self._holders: list[_Holder] = []
-
-    def add(self, path: str, own: Any, has_attributes: bool = False) -> None:
-        """Add the entries of now."""
-        self._holders.append(_Holder(path, own, _entries(own), has_attributes))
-
-    def changes(self) -> Iterator[Changed]:
-        """Yield each entry that is another one now."""
-        for path, own, before, has_attributes in self._holders:
-            now, start = _entries(own), f"{path}." if path else ""
-            for key in now.keys() | before.keys():
-                if not _alike(now.get(key, _ABSENT), before.get(key, _ABSENT)):
-                    name = (f"{start}{key}" if key else path) if isinstance(key, str) else f"{path}[{key!r}]"
-                    yield Changed(name, name if has_attributes else path, own, key, before.get(key))
 
 
 class Cloned(NamedTuple):
@@ -268,9 +203,9 @@ class Shadow:
     def _copy(self, value: Any, path: str, place: Place | None = None) -> Any:
         """Return the copy of a value, which may be filled later; or the value itself if it is shared."""
         kind = type(value)  # an object may claim to be of another class, or raise when it is asked
-        if kind in _ATOMS or issubclass(kind, Tensor):
+        if kind in ATOMS or issubclass(kind, Tensor):
             self.values.setdefault(path, value)
-        if kind in _ATOMS:
+        if kind in ATOMS:
             return value
         if id(value) in self._memo:
             return self._memo[id(value)]
@@ -283,12 +218,12 @@ class Shadow:
             own = [self._copy(one, f"{path}[{at}]") for at, one in enumerate(tuple.__iter__(value))]
             same = all(one is other for one, other in zip(own, tuple.__iter__(value), strict=True))
             return self._note(value, value if same else tuple.__new__(kind, own))
-        if issubclass(kind, _CONTAINERS) and (own := self._copy_container(value, path)) is not _ABSENT:
+        if issubclass(kind, _CONTAINERS) and (own := self._copy_container(value, path)) is not ABSENT:
             return own
         if kind is frozenset:
             frozen = frozenset(self._copy(one, path) if issubclass(type(one), nn.Module) else one for one in value)
             return self._note(value, value if frozen == value else frozen)
-        if (code := self._copy_code(value, path)) is not _ABSENT:
+        if (code := self._copy_code(value, path)) is not ABSENT:
             return code
         return self._copy_object(value, path) if _is_plain(kind) else self._copy_other(value, path)
 
@@ -366,7 +301,7 @@ class Shadow:
                 else:
                     mine[name] = self._copy(one, f"{start}{name}", Place({"": attributes}, "", name))
             self._record(path, attributes, mine, has_attributes=True)
-        if slots := dict(_slots(value)):
+        if slots := dict(slots_of(value)):
             for name, one in slots.items():
                 object.__setattr__(own, name, self._copy(one, f"{start}{name}"))
             if not issubclass(type(value), _CONTAINERS):
@@ -380,13 +315,13 @@ class Shadow:
         self._record(start[:-1], owner[registry], own, has_attributes=True)
 
     def _copy_container(self, value: Any, path: str) -> Any:
-        """Return a copy of a container with the attributes of one's own class; `_ABSENT` if it cannot be copied."""
+        """Return a copy of a container with the attributes of one's own class; `ABSENT` if it cannot be copied."""
         try:
             own = copy(value)
         except Exception:  # of a class of one's own
-            return _ABSENT
+            return ABSENT
         if type(own) is not type(value):
-            return _ABSENT
+            return ABSENT
         self._note(value, own)
         if hasattr(value, "__dict__"):
             self._waiting.append(partial(self._fill_object, value, own, path))
@@ -403,7 +338,7 @@ class Shadow:
                 if issubclass(type(key), nn.Module):
                     del own[key]
                     key = self._copy(key, path)
-                inside = f"{path}[{key!r}]" if type(key) in _ATOMS else f"{path}[...]"
+                inside = f"{path}[{key!r}]" if type(key) in ATOMS else f"{path}[...]"
                 own[key] = self._copy(one, inside, Place({"": value}, "", key))
         elif isinstance(own, list | deque):
             for at, one in enumerate(list(own)):
@@ -415,7 +350,7 @@ class Shadow:
         self._record(path, value, own)
 
     def _copy_code(self, value: Any, path: str) -> Any:
-        """Return a function, method or reference bound to copies; `_ABSENT` for a value that is none."""
+        """Return a function, method or reference bound to copies; `ABSENT` for a value that is none."""
         kind = type(value)
         if kind is FunctionType:
             return self._copy_function(value, path)
@@ -451,7 +386,7 @@ class Shadow:
             local = self._note(value, threading.local())
             self._waiting.append(partial(self._fill_object, value, local, path))
             return local
-        return _ABSENT
+        return ABSENT
 
     def _copy_function(self, function: FunctionType, path: str) -> FunctionType:
         if function.__closure__ is None and not (function.__defaults__ or function.__kwdefaults__):
@@ -593,32 +528,3 @@ def _bytes_in(value: Any) -> Tensor:
 
 def _generators_of(numpy: Any) -> tuple[type, ...]:
     return numpy.random.Generator, numpy.random.RandomState
-
-
-def _slots(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the slots of an object that are set."""
-    for kind in type(value).__mro__:
-        names = vars(kind).get("__slots__", ())
-        for name in (names,) if isinstance(names, str) else names:
-            if name not in ("__dict__", "__weakref__") and (one := getattr(value, name, _ABSENT)) is not _ABSENT:
-                yield name, one
-
-
-def _entries(own: Any) -> dict[Any, Any]:
-    """Return what a container, object or cell of a shadow holds now, by key or index."""
-    if isinstance(own, dict):
-        return dict(own)
-    if type(own) is CellType:
-        with suppress(ValueError):  # empty
-            return {"": own.cell_contents}
-        return {}
-    if isinstance(own, Tensor):
-        return {"": own.numpy().tobytes()}
-    if isinstance(own, set):
-        return dict.fromkeys(own)
-    return dict(enumerate(own)) if isinstance(own, list | deque | array | bytearray) else dict(_slots(own))
-
-
-def _alike(one: Any, other: Any) -> bool:
-    same = type(one) is type(other) and type(one) in _ATOMS and (one == other or one != one)
-    return one is other or same

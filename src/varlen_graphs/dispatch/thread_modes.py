@@ -10,7 +10,7 @@ from torch import _C, _guards
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from varlen_graphs.watch.sharded import is_distributed_tensor
+from varlen_graphs.dispatch.sharded import is_distributed_tensor
 
 Result = TypeVar("Result")
 

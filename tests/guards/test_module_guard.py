@@ -16,8 +16,8 @@ from torch.func import functional_call
 import varlen_graphs as vg
 from tests.support.encoders import Attention, attention_encoder, attention_spec, encoder_of, rows_for
 from tests.support.towers import distance, equal_bits
-from varlen_graphs.watch.module_guard import CALLS
-from varlen_graphs.watch.read_memory import ReadMemory
+from varlen_graphs.dispatch.captured_inputs import CapturedInputs
+from varlen_graphs.guards.module_guard import CALLS
 
 SHAPED = attention_spec(rows=vg.inputs.Rows("x", shape=(8,)))
 
@@ -425,7 +425,7 @@ class Uploads:
 
     def __init__(self, monkeypatch):
         monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: True)
-        self.memory = ReadMemory(torch.device("meta"), "the module")
+        self.memory = CapturedInputs(torch.device("meta"), "the module")
 
     def run(self, make):
         return self.memory.watch(lambda: make().to("meta", non_blocking=True) + 1)
@@ -440,7 +440,7 @@ def test_host_memory_that_is_uploaded_is_held(monkeypatch):
 @pytest.mark.parametrize("make", [lambda: KEPT * 2, lambda: torch.rand(4), lambda: torch.ones(4).add_(KEPT)])
 def test_host_memory_that_the_run_makes_and_uploads_is_refused(make, monkeypatch):
     with pytest.raises(
-        vg.errors.CaptureError, match=r"uploads host memory that the run itself created\n  at .*test_guard.py"
+        vg.errors.CaptureError, match=r"uploads host memory that the run itself created\n  at .*test_module_guard.py"
     ):
         Uploads(monkeypatch).run(make)
 

@@ -1,0 +1,1 @@
+"""Copies of a module for runs beside those of calls, and what such runs change."""

@@ -1,0 +1,117 @@
+"""What containers, objects and closures hold at a time, and what has changed there since."""
+
+from array import array
+from collections import deque
+from collections.abc import Iterator
+from contextlib import suppress
+from types import CellType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+ATOMS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
+ABSENT = object()
+
+
+class Place(NamedTuple):
+    """Where a module registers a parameter, buffer or submodule.
+
+    Found by the module's own attributes, because a registry may be replaced: `ModuleList.pop` builds a new one.
+    """
+
+    owner: dict[str, Any]  # attributes of the module
+    registry: str
+    name: str
+
+
+class Changed(NamedTuple):
+    """A change of something that a module, or a shadow of it, keeps.
+
+    Attributes:
+        path: Path from the module.
+        place: Path of the attribute, or of the container of the entry, that changed.
+        own: The tensor that was written, or the container, object or closure cell with another entry.
+        key: Key of the entry.
+        before: The entry, or the tensor of the original, as it was.
+    """
+
+    path: str
+    place: str
+    own: Any
+    key: Any
+    before: Any
+
+    @property
+    def now(self) -> Any:
+        """The present entry, or the tensor."""
+        return self.own if isinstance(self.own, Tensor) else entries_of(self.own).get(self.key)
+
+    def set(self, value: Any) -> None:
+        """Write another value there; sets are left as they are."""
+        if isinstance(self.own, Tensor):
+            self.own.copy_(value)
+        elif type(self.own) is CellType:
+            self.own.cell_contents = value
+        elif isinstance(self.own, dict | list | deque | array | bytearray):
+            self.own[self.key] = value
+        elif not isinstance(self.own, set):
+            object.__setattr__(self.own, self.key, value)
+
+
+class _Holder(NamedTuple):
+    """A container, attributes of an object, an object with slots, or a closure cell, and its entries."""
+
+    path: str
+    own: Any
+    entries: dict[Any, Any]
+    has_attributes: bool
+
+
+class Snapshot:
+    """Entries of containers, objects and closures as they were, to be compared with those of later."""
+
+    def __init__(self) -> None:
+        self._holders: list[_Holder] = []
+
+    def add(self, path: str, own: Any, has_attributes: bool = False) -> None:
+        """Add the entries of now."""
+        self._holders.append(_Holder(path, own, entries_of(own), has_attributes))
+
+    def changes(self) -> Iterator[Changed]:
+        """Yield each entry that is another one now."""
+        for path, own, before, has_attributes in self._holders:
+            now, start = entries_of(own), f"{path}." if path else ""
+            for key in now.keys() | before.keys():
+                if not _alike(now.get(key, ABSENT), before.get(key, ABSENT)):
+                    name = (f"{start}{key}" if key else path) if isinstance(key, str) else f"{path}[{key!r}]"
+                    yield Changed(name, name if has_attributes else path, own, key, before.get(key))
+
+
+def slots_of(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the slots of an object that are set."""
+    for kind in type(value).__mro__:
+        names = vars(kind).get("__slots__", ())
+        for name in (names,) if isinstance(names, str) else names:
+            if name not in ("__dict__", "__weakref__") and (one := getattr(value, name, ABSENT)) is not ABSENT:
+                yield name, one
+
+
+def entries_of(own: Any) -> dict[Any, Any]:
+    """Return what a container, object or cell of a shadow holds now, by key or index."""
+    if isinstance(own, dict):
+        return dict(own)
+    if type(own) is CellType:
+        with suppress(ValueError):  # empty
+            return {"": own.cell_contents}
+        return {}
+    if isinstance(own, Tensor):
+        return {"": own.numpy().tobytes()}
+    if isinstance(own, set):
+        return dict.fromkeys(own)
+    return dict(enumerate(own)) if isinstance(own, list | deque | array | bytearray) else dict(slots_of(own))
+
+
+def _alike(one: Any, other: Any) -> bool:
+    same = type(one) is type(other) and type(one) in ATOMS and (one == other or one != one)
+    return one is other or same

@@ -1,1 +1,0 @@
-"""Rules for captured forwards, and guards on the memory and attributes that graphs depend on."""
