@@ -104,7 +104,7 @@ class StateCheck:
             with suppress(Exception):
                 run_under(at_capacity, self.writes)
 
-    def written(self) -> set[int]:
+    def mutated_state(self) -> set[int]:
         """Return the addresses of the storages that the module has written to so far. Syncs."""
         return {
             address_of(original)

@@ -99,7 +99,7 @@ class GraphCapture:
             self._begin_check(max(budgets))
         budgets, spare = self._within_allowance(budgets, spare)
         if is_checked:
-            graphs.written |= self.check.written()
+            graphs.mutated_state |= self.check.mutated_state()
         forward, shadow = self._to_capture()
         if is_new := graphs.constants is None:
             with graphs.consensus.collective_try() as outcome, graphs.consensus.dry_run(), compiling_in_threads():
@@ -150,7 +150,7 @@ class GraphCapture:
         graphs, original = self._graphs, self._original
         if graphs.compiled is not None:
             return graphs.compiled
-        shadow = Shadow(original.module, graphs.written)
+        shadow = Shadow(original.module, graphs.mutated_state)
         made = self._bound(original.on(shadow), writes=SharedWrites(shadow)), shadow
         if original.compiled is not None:
             graphs.compiled = made
