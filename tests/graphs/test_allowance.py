@@ -86,7 +86,7 @@ def test_no_more_tapes_are_captured_than_memory_holds():
         encoder = vg.GraphedEncoder(
             Hungry().eval(), None, vg.BufferSpec(vg.inputs.Rows("x", (8,)), vg.Lengths()), backend="tape"
         ).capture()
-        assert encoder.bytes() < 400e6
+        assert encoder.bytes() < 0.8 * (600 << 20)  # whichever budgets a busy machine had time for
     assert encoder.disabled
 
 
