@@ -54,6 +54,11 @@ class BoundForward:
         """True if graphs hold the output of torch's compiler."""
         return self._forward.compiled is not None
 
+    @property
+    def meets_compiler(self) -> bool:
+        """True if graphs hold code of torch's compiler, or runs may have met some."""
+        return self._writes is None or self.is_compiled or self._writes.met_compiled
+
     def held(self) -> set[int]:
         """Return the addresses of the tensors that the module, and functions beside it, hold now."""
         held = held_by(self._forward.module, self._forward.beside)
@@ -92,7 +97,7 @@ class BoundForward:
     def warm_up(self, rows: Tensor, table: ItemTable, given: dict[str, Tensor]) -> None:
         """Run once without the compiler's code; and with it, if there is some."""
         self(rows, table, given, compiled=False)
-        if self._writes is None or self.is_compiled or self._writes.met_compiled:
+        if self.meets_compiler:
             self(rows, table, given)
 
     def guarded(self, rows: Tensor, table: ItemTable, given: dict[str, Tensor]) -> Parts:

@@ -164,10 +164,13 @@ class GraphCapture:
     def _run_sample(self, budget: Budget, run: Callable[[Tensor, ItemTable, dict[str, Tensor]], object]) -> None:
         """Run the sample of a budget, without rows and other ranks."""
         graphs = self._graphs
-        graphs.arena.load_sample(budget)
-        graphs.arena.source.copy(budget.rows)  # of none, so that its kernel is loaded
+        self._load_sample(budget)
         with graphs.consensus.dry_run():
             run(*graphs.checks.view(graphs.arena, budget))
+
+    def _load_sample(self, budget: Budget) -> None:
+        self._graphs.arena.load_sample(budget)
+        self._graphs.arena.source.copy(budget.rows)  # of none, so that its kernel is loaded
 
     def _within_allowance(
         self, budgets: Sequence[Budget], spare: Sequence[Budget]
@@ -257,7 +260,10 @@ class GraphCapture:
             )
 
     def _capture(self, forward: BoundForward, memory: CapturedInputs, budget: Budget) -> Failure | None:
-        """Capture a budget after two runs of it or more; return the failure, if there is one."""
+        """Capture a budget after a watched run of it; return the failure, if there is one.
+
+        Ahead of that comes another run of the first graph, and where torch's compiler or other ranks take part.
+        """
         graphs, arena, consensus = self._graphs, self._graphs.arena, self._graphs.consensus
         attention = AttentionCost()
 
@@ -269,10 +275,12 @@ class GraphCapture:
             return outputs_of(forward(*graphs.checks.view(arena, budget)))
 
         with CAPTURE_LOCK:
-            with consensus.collective_try() as outcome:  # fills what the module computes once and keeps
-                with measuring() as measured:
-                    self._run_sample(budget, forward.warm_up)
-                attention.per_square = measured.per_square
+            with consensus.collective_try() as outcome:
+                self._load_sample(budget)
+                if graphs.meets_compiler or not consensus.alone:
+                    with measuring() as measured, consensus.dry_run():
+                        forward.warm_up(*graphs.checks.view(arena, budget))
+                    attention.per_square = measured.per_square
                 if not consensus.alone:  # what no graph can hold must be found before other ranks wait for this one
                     with consensus.dry_run():
                         CapturedInputs(memory.device, "the module", memory.takes_constants).watch(run_guarded)
@@ -283,6 +291,8 @@ class GraphCapture:
                     form.check(parts)
                     check_constants(parts.constants, graphs.constants or [])
                     del parts
+                    if memory.alive():  # it has filled a cache, which the captured run finds filled
+                        memory.watch(run_guarded)
                     graphs.kept_outside = graphs.kept_outside or _kept_outside(memory, forward)
                     memory.hold_state()
                     graph = self._backend.capture(run, f"varlen_graphs {budget.rows} rows", memory.constants)
@@ -290,6 +300,7 @@ class GraphCapture:
                     if graphs.form is None:
                         graphs.form, graphs.per_square = form, attention.per_square
                         graphs.extents, graphs.rebuild = form.extents, form.rebuild
+                    graphs.meets_compiler = forward.meets_compiler
                     graphs.add(budget, graph, self._fallback)
         if outcome.failure is not None:
             graphs.drop(budget)  # another rank has failed
