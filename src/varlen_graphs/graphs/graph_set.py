@@ -72,7 +72,7 @@ class GraphSet:
         constants: The Python values in the output; `None` before the first capture.
         per_square: Milliseconds of our own attention for each squared row of a segment.
         most_rows: Rows of the largest budget that was ever captured, by which the pool is sized.
-        written: Addresses of what runs of the module write to.
+        mutated_state: Addresses of what runs of the module write to.
         meets_compiler: True if runs meet code of torch's compiler, or it is not known before the first capture.
         compiled: The forward that torch's compiler has seen, and its shadow of the module: one for all graphs.
         snapshot: What the module kept before the first capture.
@@ -103,7 +103,7 @@ class GraphSet:
         self.form: OutputForm | None = None
         self.constants: Sequence[Any] | None = None
         self.most_rows = 0
-        self.written: set[int] = set()
+        self.mutated_state: set[int] = set()
         self.meets_compiler = True
         self.compiled: tuple[BoundForward, Shadow] | None = None
         self.snapshot = Snapshot()
