@@ -312,3 +312,25 @@ def test_values_of_columns_are_those_of_the_call_where_the_module_takes_no_other
     expected = encoder.module(rows, [8, 4], [41, 43])
     assert distance(encoder(rows, lengths=[8, 4], kind=[41, 43]), expected) < 1e-6
     assert encoder.stats.replays.total() == 1 - offset
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, 1e38, 0.0, 3.0])
+def test_a_first_call_whose_rows_show_nothing_costs_no_graph(value, dtype):
+    class Squares(nn.Module):
+        def forward(self, x):
+            return x * x
+
+    class Centred(nn.Module):
+        def forward(self, x):
+            return x - x.mean(0)
+
+    first, rows = (value * torch.rand(20, 8)).to(dtype), torch.randn(20, 8).to(dtype)
+    encoder = encoder_of(Squares(), dtype=dtype)
+    encoder(first, lengths=[12, 8])
+    assert torch.equal(encoder(rows, lengths=[12, 8]), rows * rows)
+    assert encoder.stats.replays.total() == 2
+    encoder = encoder_of(Centred(), dtype=dtype)
+    with pytest.warns(UserWarning, match="failed verification"):
+        encoder(first, lengths=[12, 8])
+    assert distance(encoder(rows, lengths=[12, 8]), rows - rows.mean(0)) < 1e-2

@@ -83,14 +83,16 @@ class SyntheticCalls:
             self._tensors.append(_Tensor(given.name, extent, given.shape, dtype, ids, given.pad))
         self.has_integers = not all(one.floating for one in self._tensors)
         self._layout = None if call is None else read_layout(spec, call := replace(call))
-        telling, valid = dict[str, Tensor](), dict[str, Tensor]()
+        telling, valid, random = dict[str, Tensor](), dict[str, Tensor](), dict[str, Tensor]()
         for at, one in enumerate(self._tensors):
             taken = None if call is None else self._taken(one, call.inputs.get(one.name) if at else call.rows)
-            drawn = _random(one, at, inputs.device)
+            random[one.name] = drawn = _random(one, at, inputs.device)
             telling[one.name] = drawn if taken is None or not _shows(one, taken, is_row=not at) else taken
             pad = drawn if one.floating else torch.full_like(drawn[:1] if one.extent.dims else drawn, one.pad)
             valid[one.name] = pad if taken is None else taken
         self._sources = [telling, valid] if self.has_integers else [telling]
+        if call is not None and self._tensors[0].floating:  # whose outputs may be NaN
+            self._sources.append(random)
 
     def _taken(self, one: _Tensor, tensor: Tensor | None) -> Tensor | None:
         """Return the entries of a tensor of the call, those of padding left out."""
@@ -102,7 +104,9 @@ class SyntheticCalls:
         return tensor
 
     def of(self, layout: Layout, kind: Kind = "plain") -> Iterator[Call]:
-        """Yield calls of these items: the most telling one, and if some tensors are integers, one with valid integers.
+        """Yield calls of these items, the most telling one first.
+
+        If some tensors are integers, one with valid integers follows, and one with random rows where there is a call.
 
         Args:
             layout: The items.
@@ -174,7 +178,9 @@ def _shows(one: _Tensor, taken: Tensor, is_row: bool) -> bool:
     """Return True if entries differ enough to show what a module does with them."""
     if one.is_varied:
         entries = taken.reshape(-1, *one.shape)  # a tensor for the call is one entry
-        return bool((entries != entries[:1]).any()) or (len(entries) == 1 and bool(entries.any()))
+        differ = bool((entries != entries[:1]).any()) or (len(entries) == 1 and bool(entries.any()))
+        most = torch.finfo(one.dtype).max ** 0.5 if one.floating else torch.inf  # squares of larger ones are infinite
+        return differ and bool((entries.abs() < most).all())  # not of NaN either
     return not is_row or one.dtype in (torch.bool, torch.uint8) or len(taken.unique()) >= MANY_IDS
 
 
