@@ -103,7 +103,7 @@ def packed_text(
         if [*map(id, text.model.modules())] != [*map(id, parts)]:
             raise SpecError(f"{name} cannot be graphed: it replaces parts of itself as it runs")
         spec, forward, why_padded = _declare(text, calls, expected)
-        options = {"eager_if": _cache_wanted} | options if text.caches() else options
+        options = {"eager_if": _returns_cache} | options if text.caches() else options
         takes_left = text.ignores_side(calls, expected)
         padding = None if spec.layout.one_row else ReadPadding.of(text)
     except VarlenGraphsError:
@@ -276,7 +276,7 @@ POOLERS: tuple[Pooler, ...] = (_pool, _pool_and_activate)
 """Ways of models to pool: by a module that takes a batch (BERT), or by one of vectors and an activation (ALBERT)."""
 
 
-def _cache_wanted(model: nn.Module) -> str | None:
+def _returns_cache(model: nn.Module) -> str | None:
     """Return why calls must run eager: the model is set to return its keys and values, which graphs do not."""
     wanted = getattr(model.config, USE_CACHE, False)
     return "config.use_cache=True; set it to False to encode texts" if wanted else None

@@ -64,7 +64,7 @@ def _wrappable(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 def _wrap(path: str, module: nn.Module, config: VllmConfig, settings: Settings) -> str | None:
     """Wrap a module and capture its towers; if one cannot be graphed, none is: return and log the reason."""
-    reason = _why_off(config)
+    reason = _why_eager(config)
     options = {"capture": Capture(on_change="recapture")} | settings.options | {"eager_if": _always(reason)}
     try:
         if type(module).__name__ in TOWERS:
@@ -88,7 +88,7 @@ def _wrap(path: str, module: nn.Module, config: VllmConfig, settings: Settings) 
 
 def needs_calls(model: nn.Module, config: VllmConfig) -> bool:
     """Return True if towers are graphed that learn from calls what they have to capture."""
-    return _why_off(config) is None and any(not len(one.encoder.executor.store) for one in _installed(model))
+    return _why_eager(config) is None and any(not len(one.encoder.executor.store) for one in _installed(model))
 
 
 def capture_all(model: nn.Module) -> None:
@@ -103,7 +103,7 @@ def _installed(model: nn.Module) -> list[Installed]:
     return [one for one in found if one is not None]
 
 
-def _why_off(config: VllmConfig) -> str | None:
+def _why_eager(config: VllmConfig) -> str | None:
     """Return why towers run eager in this engine, or `None`."""
     if is_disabled():
         return DISABLED
