@@ -151,7 +151,7 @@ class SyntheticCalls:
         return spec.of_batch(pad_rows(made, item_sizes(layout, padded), padded))
 
     def _drawn(self, one: _Tensor, layout: Layout, source: Tensor) -> Tensor:
-        """Return entries one after the other: each item begins as one of the call, and has other numbers than that."""
+        """Return entries one after the other: items begin as those of the call, with other numbers; ids end so, too."""
         by_item = isinstance(one.extent, Items)
         counts = [1] * len(layout) if by_item else [layout.length] * len(layout) if one.extent.gaps else layout.rows
         count = torch.tensor(counts, device="cpu")
@@ -163,6 +163,9 @@ class SyntheticCalls:
                 (own.cumsum(0) - own)[item % len(own)] - (count.cumsum(0) - count)[item] + STEP * (item // len(own))
             )
             times = item
+            if not one.is_varied:  # a text may need its end
+                lasts = count.cumsum(0) - count + torch.tensor(layout.rows, device="cpu") - 1
+                place[lasts] = (own.cumsum(0) - 1)[torch.arange(len(lasts), device="cpu") % len(own)]
         times = (times + place // len(source)).to(source.device)
         taken = source[(place % len(source)).to(source.device)]
         if one.is_varied and one.shape:
