@@ -10,6 +10,7 @@ from torch import _C, _guards
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from varlen_graphs.dispatch.random_stream import RandomStream
 from varlen_graphs.dispatch.sharded import is_distributed_tensor
 
 Result = TypeVar("Result")
@@ -35,13 +36,17 @@ class ThreadDispatchMode(TorchDispatchMode):
 class RunMode(ThreadDispatchMode):
     """Dispatch mode for `run_under`. Subclasses handle operators on plain tensors in `run_operator`.
 
+    Args:
+        random: Gives random numbers to runs; `None` leaves them those of the process.
+
     Attributes:
         met_compiled: True if a run came to code under `torch.compile`, which ran uncompiled.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, random: RandomStream | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.met_compiled = False
+        self._random = random
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -49,7 +54,10 @@ class RunMode(ThreadDispatchMode):
         """Handle an operator, but not on the tensors of several ranks: on this rank's own it comes here in turn."""
         if any(map(is_distributed_tensor, types)):
             return NotImplemented
-        return self.run_operator(func, args, kwargs or {})
+        kwargs = kwargs or {}
+        if self._random is not None:
+            func, kwargs = self._random.run(func, args, kwargs)
+        return self.run_operator(func, args, kwargs)
 
     def run_operator(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator, and return its result."""

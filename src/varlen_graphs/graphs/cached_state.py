@@ -1,5 +1,6 @@
 """Check on shadows that what a module keeps between calls changes no output: a graph would not follow it."""
 
+import gc
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -20,7 +21,7 @@ from varlen_graphs.dispatch.thread_modes import run_under
 from varlen_graphs.errors import CaptureError, VarlenGraphsError
 from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.outputs.parts import Parts, flatten
-from varlen_graphs.shadows.shadow import Shadow, address_of, same_bits
+from varlen_graphs.shadows.shadow import Shadow, address_of, held_by, same_bits
 from varlen_graphs.shadows.shared_writes import REMEDY, SharedWrites
 from varlen_graphs.shadows.snapshot import Changed, Snapshot
 
@@ -129,13 +130,15 @@ class StateCheck:
         Raises:
             CaptureError: It is so on a new shadow, too.
         """
-        self._short(self.forward)
-        again, writes = self._again(self.forward, self._run, self._shadow)
+        self._short(self.forward, self._shadow)
+        again, writes = self._again(self._run, self._shadow)
         if not _equal(self._first, again):
             (*_, one), (*_, other) = self._fresh(1), self._fresh(1)
             if _versions(self._shadow.shared) != self._versions:
                 return None  # somebody updates the weights meanwhile, which graphs follow
             noise, precision = _apart(one, other), _precision(again)
+            if self._shadow.random.missed:
+                return None  # it draws random numbers, which no two runs agree in
             if noise > precision**0.5:  # both have drawn the same random numbers
                 raise_changed_outside(self._original)
             allowed = ROUNDING * max(noise, precision)  # it may round in another way once a cache is filled
@@ -147,15 +150,15 @@ class StateCheck:
 
     def _evidence_of_more_runs(self) -> str | None:
         """Return why the output changes with more runs, if it does: of a new shadow, because others have run on NaN."""
-        fresh, short = self._original.on(Shadow(self._original.module)), None
-        if (one := self._short(fresh)) is not None:
-            short = self._short(fresh)
+        fresh, short = Shadow(self._original.module), None
+        own = self._original.on(fresh)
+        if (one := self._short(own, fresh)) is not None:
+            short = self._short(own, fresh)
         if one is not None and short is not None and _apart(one, short) > ROUNDING * _precision(one):
             return self._evidence("after a first call of few rows", self._shadow.changes())
         shadow = Shadow(self._original.module)
-        forward = self._original.on(shadow)
-        run = self._runs(forward)
-        again = partial(self._again, forward, run, shadow)
+        run = self._runs(self._original.on(shadow))
+        again = partial(self._again, run, shadow)
         first, _ = again()
         for which in (2, 3) * (FEW // 2):
             with suppress(CaptureError):  # it takes no other rows
@@ -190,21 +193,19 @@ class StateCheck:
             "capture. Compute in each call what depends on the call."
         )
 
-    def _short(self, forward: Forward) -> list[Tensor] | None:
+    def _short(self, forward: Forward, shadow: Shadow) -> list[Tensor] | None:
         """Run a short item, always with the same random numbers, if the forward takes it."""
         if self._of_an_item is None:
             return None
         of_an_item = self._of_an_item
-        if forward.random is not None:
-            forward.random.restart()
+        shadow.random.restart()
         with suppress(Exception):  # it may need more rows
-            return run_under(lambda: _tensors(of_an_item(forward)), _Writes(self._shadow))
+            return run_under(lambda: _tensors(of_an_item(forward)), _Writes(shadow))
         return None
 
-    def _again(self, forward: Forward, run: Run, shadow: Shadow) -> tuple[list[Tensor], "_Writes"]:
+    def _again(self, run: Run, shadow: Shadow) -> tuple[list[Tensor], "_Writes"]:
         """Run the first rows again, with the same random numbers."""
-        if forward.random is not None:
-            forward.random.restart()
+        shadow.random.restart()
         writes = _Writes(shadow)
         return run_under(lambda: _tensors(run(1)), writes), writes
 
@@ -257,14 +258,17 @@ class _Writes(SharedWrites):
 
     def keeps_outside(self, forward: Forward, shadow: Shadow) -> bool:
         """Return True if something that runs computed of rows lives on, and neither shadow nor forward holds it."""
-        made = {address for address, (own, of_sizes) in self._made.items() if own() is not None and not of_sizes}
-        if not made:
+
+        def alive() -> set[int]:
+            return {address for address, (own, of_sizes) in self._made.items() if own() is not None and not of_sizes}
+
+        if not alive():
             return False
-        walk = Shadow(shadow.module, ())
-        for name, value in forward.beside.items():
-            walk.of(value, name)
-        held = {address_of(one.value) for one in walk.held if isinstance(one.value, Tensor)}
-        return bool(made - held)
+        held = held_by(shadow.module, forward.beside)
+        addresses = {address_of(one.value) for one in held if isinstance(one.value, Tensor)}
+        if alive() - addresses:
+            gc.collect()  # nobody keeps what only a cycle refers to
+        return bool(alive() - addresses)
 
 
 def _versions(tensors: Sequence[Tensor]) -> list[int]:

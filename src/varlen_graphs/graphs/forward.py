@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -35,7 +34,6 @@ from varlen_graphs.layouts.items import Layout
 from varlen_graphs.outputs.declared import extents
 from varlen_graphs.outputs.entries import filled
 from varlen_graphs.outputs.parts import Parts, check_extents, clear_gaps, flatten, with_padding
-from varlen_graphs.shadows.random_stream import RandomStream
 from varlen_graphs.shadows.shadow import Shadow
 
 MODULE = "the module itself"
@@ -115,7 +113,6 @@ class Forward:
         self.function, self.spec = function, spec
         self._signature = signature
         self.verdict = Verdict()
-        self.random: RandomStream | None = None
         self.runs = 0
         self.check_claim: Callable[[Call, Any], None] | None = None
         self._buffers = spec.buffers
@@ -131,7 +128,6 @@ class Forward:
         own._buffers = tuple(shadow.of(buffer, buffer.name) for buffer in self._buffers)
         own._threads = set()
         own.check_claim = None
-        own.random = RandomStream(self.device)
         own.compiled = None if self.compiled is None else CompiledForward(own._run)
         return own
 
@@ -195,13 +191,11 @@ class Forward:
         self.runs += 1
         if self.function is None:
             args, arguments = self._signature.as_passed(positional, arguments)
-            with self.random or nullcontext():
-                return (captured or self.itself)(*args, **arguments)
+            return (captured or self.itself)(*args, **arguments)
         thread = threading.get_ident()
         self._threads.add(thread)
         try:
-            with self.random or nullcontext():
-                return (captured or partial(self.function, self.module))(**arguments)
+            return (captured or partial(self.function, self.module))(**arguments)
         finally:
             self._threads.discard(thread)
 
@@ -420,7 +414,7 @@ class Forward:
     def _run_itself(self, positional: int, grad: bool, arguments: dict[str, Any]) -> Any:
         args, arguments = self._signature.as_passed(positional, arguments)
         self.runs += 1
-        with torch.set_grad_enabled(grad), self.random or nullcontext():
+        with torch.set_grad_enabled(grad):
             return self.itself(*args, **arguments)
 
     def _run(self, **arguments: Any) -> Any:

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from varlen_graphs.dispatch.random_stream import RandomStream
 from varlen_graphs.dispatch.sharded import local_tensor
 from varlen_graphs.shadows.snapshot import ABSENT, ATOMS, Changed, Place, Snapshot, slots_of
 
@@ -117,6 +118,7 @@ class Shadow:
     Attributes:
         original: As given.
         module: The copy.
+        random: The random numbers of its watched runs.
         held: The tensors and modules that the original holds.
         shared: The tensors that the copy shares.
         cloned: Those that have a clone.
@@ -126,6 +128,7 @@ class Shadow:
 
     def __init__(self, module: nn.Module, clones: Collection[int] | None = None) -> None:
         self.original = module
+        self.random = RandomStream()
         self.held: list[Held] = []
         self.shared: list[Tensor] = []
         self.values: dict[str, Any] = {}

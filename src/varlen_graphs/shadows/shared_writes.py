@@ -27,7 +27,7 @@ class SharedWrites(RunMode):
     supports_higher_order_operators = True
 
     def __init__(self, shadow: Shadow) -> None:
-        super().__init__()
+        super().__init__(shadow.random)
         self.written: set[int] = set()
         self._shadow = shadow
         self._shared = {*map(address_of, shadow.shared)} - {0}
