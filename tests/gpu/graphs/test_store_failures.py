@@ -271,8 +271,11 @@ def test_what_is_kept_outside_of_the_module_is_told():
 
     listed, hidden = [], queue.SimpleQueue()  # into which nothing looks
     encoder = vg.GraphedEncoder(Keeping(16).to("cuda"), [256], SPEC)
+    with pytest.raises(vg.errors.CaptureError, match="keeps something where no copy of it reaches"):
+        encoder.capture()  # of rows that no call brought
+    encoder.release()
     with pytest.warns(UserWarning, match="something outside of the module keeps 2 tensors made while graphs were"):
-        encoder.capture()
+        encoder(rows_on_gpu([100]), lengths=[100])
     for dtype in ("float32", "float64"):
         assert f"kept in the memory of graphs, which replays overwrite: {dtype} [256, 16]" in encoder.report()
     plain = faulty(None, ()).capture()  # the outputs and what cuBLAS keeps are not counted

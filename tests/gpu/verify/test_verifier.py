@@ -1,6 +1,7 @@
 """Verification of real CUDA graphs: of the pool, of what CUDA alone freezes, and in service."""
 
 import logging
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -59,15 +60,17 @@ def test_what_mixes_rows_is_named_by_its_line():
     assert "return super().forward(x - x.mean(0))" in message
 
 
-def test_a_number_that_the_graph_froze_is_told():
-    class Scaled(nn.Linear):
-        scale = 1.0
+FACTOR = SimpleNamespace(scale=1.0)
+"""A global, which nothing watches."""
 
+
+def test_a_number_that_the_graph_froze_is_told(monkeypatch):
+    class Scaled(nn.Linear):
         def forward(self, x):
-            return super().forward(x) * self.scale
+            return super().forward(x) * FACTOR.scale
 
     encoder = encoder_on_gpu(Scaled(8, 8)).capture()
-    encoder.module.scale = 2.0
+    monkeypatch.setattr(FACTOR, "scale", 2.0)
     assert "since the capture: a Python number or branch" in refused(encoder, calls_of([5, 9], device="cuda"))
 
 
