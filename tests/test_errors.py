@@ -419,7 +419,7 @@ DECLARATIONS = {
                 vg.buffers.HostBuffer("cu_seqlens", lambda layout: torch.zeros(3, 3), ("items",), torch.int32), vg.buffers.MaxSeqlen(),
             ])
         )(torch.zeros(1, 8), lengths=[1]), vg.errors.SpecError,
-        "the function of HostBuffer 'cu_seqlens' returned [3, 3] for 6 items of 127 rows: expected a CPU tensor [6], ['it",
+        "the function of HostBuffer 'cu_seqlens' returned [3, 3] for 3 items of 68 rows: expected a CPU tensor [3], ['it",
     ),
 }  # fmt: skip
 
