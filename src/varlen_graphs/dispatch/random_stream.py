@@ -61,11 +61,9 @@ def _with_generator(func: Any) -> Any:
     """Return the overload of an operator that takes a generator; `None` if there is none."""
     if func is aten.native_dropout.default:
         return _dropout
-    names = _names(func)
-    if "generator" in names:
-        return func
-    overloads = (getattr(func.overloadpacket, name) for name in func.overloadpacket.overloads())
-    return next((one for one in overloads if [name for name in _names(one) if name != "generator"] == names), None)
+    names = {*_names(func)} | {"generator"}
+    overloads = [func, *(getattr(func.overloadpacket, name) for name in func.overloadpacket.overloads())]
+    return next((one for one in overloads if {*_names(one)} == names), None)
 
 
 def _names(func: Any) -> list[str]:
