@@ -118,7 +118,10 @@ def test_a_recording_that_an_error_ends_is_over():
 def test_padded_batches_are_not_recorded():
     spec = vg.BufferSpec("input", vg.Lengths("lengths", padded=True))
     encoder = vg.GraphedEncoder(torch.nn.Linear(8, 8), vg.budgets.Budget.padded(2, 16), spec, backend="tape")
-    with pytest.raises(vg.errors.SpecError, match="list them as a PaddedLadder, or pack the rows"), encoder.record():
+    with (
+        pytest.raises(vg.errors.SpecError, match=r"list them as a vg\.budgets\.PaddedLadder, or pack"),
+        encoder.record(),
+    ):
         pass
 
 

@@ -1,6 +1,6 @@
 """The forward with the static arguments of one set of graphs, as it is captured."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
@@ -100,9 +100,8 @@ class BoundForward:
         if self.meets_compiler:
             self(rows, table, given)
 
-    def guarded(self, rows: Tensor, table: ItemTable, given: dict[str, Tensor]) -> Parts:
-        """Run as captures do, where a mode watches already, without writes to what a shadow shares."""
-        run = partial(self, rows, table, given)
+    def guarded(self, run: Callable[[], Parts]) -> Parts:
+        """Call a function that runs this under another mode, without writes to what a shadow shares."""
         return run() if self._writes is None else run_under(run, self._writes)
 
     def _why_refused(self, rows: Tensor, table: ItemTable, given: dict[str, Tensor]) -> CaptureError | None:

@@ -267,12 +267,15 @@ class GraphCapture:
         graphs, arena, consensus = self._graphs, self._graphs.arena, self._graphs.consensus
         attention = AttentionCost()
 
-        def run_guarded() -> Parts:
-            return forward.guarded(*graphs.checks.view(arena, budget))
+        def run_once() -> Parts:
+            return forward(*graphs.checks.view(arena, budget))
+
+        def watch(memory: CapturedInputs) -> Parts:
+            return forward.guarded(partial(memory.watch, run_once))
 
         def run() -> list[Tensor]:
             arena.source.copy(budget.rows)
-            return outputs_of(forward(*graphs.checks.view(arena, budget)))
+            return outputs_of(run_once())
 
         with CAPTURE_LOCK:
             with consensus.collective_try() as outcome:
@@ -283,16 +286,16 @@ class GraphCapture:
                     attention.per_square = measured.per_square
                 if not consensus.alone:  # what no graph can hold must be found before other ranks wait for this one
                     with consensus.dry_run():
-                        CapturedInputs(memory.device, "the module", memory.takes_constants).watch(run_guarded)
+                        watch(CapturedInputs(memory.device, "the module", memory.takes_constants))
             if outcome.failure is None:
                 with consensus.collective_try() as outcome:
-                    parts = memory.watch(run_guarded)
+                    parts = watch(memory)
                     form = graphs.form or OutputForm(parts)
                     form.check(parts)
                     check_constants(parts.constants, graphs.constants or [])
                     del parts
                     if memory.alive():  # it has filled a cache, which the captured run finds filled
-                        memory.watch(run_guarded)
+                        watch(memory)
                     graphs.kept_outside = graphs.kept_outside or _kept_outside(memory, forward)
                     memory.hold_state()
                     graph = self._backend.capture(run, f"varlen_graphs {budget.rows} rows", memory.constants)
