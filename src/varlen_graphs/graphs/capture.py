@@ -294,7 +294,7 @@ class GraphCapture:
                     form.check(parts)
                     check_constants(parts.constants, graphs.constants or [])
                     del parts
-                    if memory.alive():  # it has filled a cache, which the captured run finds filled
+                    if consensus.alone and memory.alive():  # it has filled a cache, which the captured run finds filled
                         watch(memory)
                     graphs.kept_outside = graphs.kept_outside or _kept_outside(memory, forward)
                     memory.hold_state()

@@ -19,7 +19,7 @@ from tests.doctor.corpus.score import PRECISION, RECALL, Score, Tally, score
 PAGE = Path("docs/doctor.md")
 JSON = Path("docs/doctor-score.json")
 PLACE = re.compile(r"(<!-- score -->\n)(.*?)(<!-- end -->)", re.DOTALL)
-EXPECTATIONS = {"blocks": "named by the doctor", "proof": "refused by the proof", "fine": "harmless"}
+EXPECTATIONS = {"blocks": "named by the doctor", "proof": "refused by the check", "fine": "harmless"}
 
 
 def as_dict(measured: Score) -> dict:
