@@ -1,6 +1,7 @@
 """What the module itself changes in runs of its own, and no run for captures has shown, graphs are captured anew for."""
 
 import pytest
+import torch
 from torch import nn
 
 import varlen_graphs as vg
@@ -39,3 +40,26 @@ def test_graphs_follow_what_a_run_of_the_module_itself_changes(place, rows):
         x = rows_for(lengths)
         assert relative(encoder(x, lengths=lengths), plain(x)) < 1e-5
     assert encoder.stats.replays.total() >= 4
+
+
+class CountsWhereAsked(nn.Module):
+    """Counts rows in calls with one value of a static argument, and never in others."""
+
+    def __init__(self):
+        super().__init__()
+        self.lin, self.seen = nn.Linear(8, 8), 0
+
+    def forward(self, x, remember=False):
+        if remember:
+            self.seen += len(x)
+        return self.lin(x)
+
+
+def test_what_calls_with_another_static_argument_change_is_no_change_by_the_user():
+    spec = vg.BufferSpec(vg.inputs.Rows("x", shape=(8,)), vg.Lengths())
+    encoder = vg.GraphedEncoder(CountsWhereAsked().eval(), [64, 256], spec, backend="tape")
+    x = rows_for([5])
+    for remember in (False, True, False, True, True, False):
+        assert torch.equal(encoder(x, lengths=[5], remember=remember), encoder.module.lin(x))
+        encoder.check()
+    assert encoder.stats.replays.total() == 6

@@ -170,7 +170,7 @@ class GraphStore:
             raise CaptureError(f"{why}; encoder.release() tries again, once the module is as it should be")
         key = static_args, self.mode.adapters()
         if (graphs := self._sets.get(key)) is not None and graphs.runs != self.forward.runs:
-            self._release_moved(graphs)
+            self._release_moved([graphs])
         if self.guard is not None and (change := self.guard.find_change_sampled()):
             self._handle(change)
         graphs, costs = self._sets.get(key), self.budgets.costs
@@ -178,12 +178,14 @@ class GraphStore:
             return Usable(None, costs.without(costs.replays) if self.lazy else costs, False)
         return Usable(graphs, graphs.usable(costs, captured or self.lazy), graphs.timed, graphs.rejected)
 
-    def _release_moved(self, graphs: GraphSet) -> None:
-        """Release all graphs if the module itself has changed what it keeps, in a way that no run for them had shown.
+    def _release_moved(self, sets: Collection[GraphSet]) -> None:
+        """Release all graphs if the module itself has changed what it keeps, in a way that no run for a set had shown.
 
         A few times; then calls stay eager.
         """
-        if (moved := graphs.find_moved(self.forward.runs)) is None:
+        ran = [graphs for graphs in sets if graphs.runs != self.forward.runs]
+        moved = next(filter(None, (graphs.find_moved(self.forward.runs) for graphs in ran)), None)
+        if moved is None:
             return
         LOGGER.warning("%r changed in a run of the module itself: graphs are released, and recaptured", moved)
         self.release()
@@ -223,8 +225,6 @@ class GraphStore:
         """
         self.check_free()
         key = self.key(self.forward.spec.key(inputs.static_args, inputs.row_shape))
-        if key in self._sets:
-            self._release_moved(self._sets[key])
         self.check_memory()
         graphs, enabled = self._sets.get(key), self.budgets.enabled
         if graphs is None and not enabled:
@@ -521,11 +521,12 @@ class GraphStore:
         return own
 
     def check_memory(self) -> None:
-        """Check that all memory that graphs read is unchanged since the capture; if not, graphs may be released.
+        """Check that all that graphs read is unchanged since the capture; if not, graphs may be released.
 
         Raises:
-            StaleGraphError: It has changed, with `on_change="error"`.
+            StaleGraphError: It has changed, other than by the module itself, with `on_change="error"`.
         """
+        self._release_moved(self.sets)
         if self.guard is not None and (change := self.guard.find_change()):
             self._handle(change)
 
