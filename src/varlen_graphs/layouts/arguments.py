@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -27,7 +28,6 @@ class LayoutArgument(ABC):
         name: Name of the argument.
         columns: Extra integers that each item carries.
         merge: Divisor of `h` and `w` of every item.
-        row_multiple: Divisor of the number of rows of every frame.
         prefix: Number of rows that the module puts before those of each item, such as a class token and registers.
         has_frames: True if an item may have several frames.
         has_sides: True if items have a height and a width.
@@ -47,7 +47,6 @@ class LayoutArgument(ABC):
     name: str
     columns: tuple[Column, ...]
     merge: int = 1
-    row_multiple: int = 1
     prefix: int = 0
     has_frames: bool = False
     has_sides: ClassVar[bool] = False
@@ -67,8 +66,14 @@ class LayoutArgument(ABC):
             raise SpecError(
                 f"columns={self.columns!r}: expected a tuple of columns, such as (Column('kind'),); mind the comma"
             )
+        check_at_least(self, 1, "merge")
         check_at_least(self, 0, "prefix")
         object.__setattr__(self, "prefix", int(self.prefix))  # one of NumPy would reach modules in max_seqlen
+
+    @cached_property
+    def row_multiple(self) -> int:
+        """Divisor of the number of rows of every frame."""
+        return self.merge**2
 
     @property
     def rows_are(self) -> str:

@@ -1,13 +1,11 @@
 """Arguments that describe items by the grid of their rows: images and videos."""
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from torch import Tensor
 
 from varlen_graphs.budgets.budget import Budget
-from varlen_graphs.checks.fields import check_at_least
 from varlen_graphs.checks.values import as_list, is_integers, quoted, size_of
 from varlen_graphs.errors import LayoutError
 from varlen_graphs.layouts.arguments import LayoutArgument
@@ -41,15 +39,6 @@ class GridTHW(LayoutArgument):
     prefix: int = 0
     has_frames = True
     has_sides = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_at_least(self, 1, "merge")
-
-    @cached_property
-    def row_multiple(self) -> int:  # type: ignore[override]  # read only, as all fields of a frozen class
-        """Divisor of the number of rows of every frame."""
-        return self.merge**2
 
     def parse(self, value: Any) -> list[tuple[int, int, int]]:
         """Check `value` and return its items as `(t, h, w)`.
@@ -125,15 +114,6 @@ class GridHW(LayoutArgument):
     columns: tuple[Column, ...] = ()
     prefix: int = 0
     has_sides = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_at_least(self, 1, "merge")
-
-    @cached_property
-    def row_multiple(self) -> int:  # type: ignore[override]  # read only, as all fields of a frozen class
-        """Divisor of the number of rows of every item."""
-        return self.merge**2
 
     def parse(self, value: Any) -> list[tuple[int, int, int]]:
         """Check `value` and return its items as `(1, h, w)`.

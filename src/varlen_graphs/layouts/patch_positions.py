@@ -2,14 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from varlen_graphs.budgets.budget import Budget
-from varlen_graphs.checks.fields import check_at_least, check_fields
+from varlen_graphs.checks.fields import check_fields
 from varlen_graphs.checks.values import INTEGERS, is_dense, stacked
 from varlen_graphs.errors import LayoutError
 from varlen_graphs.layouts.arguments import LayoutArgument
@@ -44,12 +43,6 @@ class PatchPositions(LayoutArgument):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_fields(self)
-        check_at_least(self, 1, "merge")
-
-    @cached_property
-    def row_multiple(self) -> int:  # type: ignore[override]  # read only, as all fields of a frozen class
-        """Divisor of the number of rows of every image."""
-        return self.merge**2
 
     def parse(self, value: Any) -> list[tuple[int, int, int]]:
         """Check `value` and return its items as `(1, h, w)`.
