@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from varlen_graphs.declaration.call import Call
+from varlen_graphs.dispatch.checked_indices import run_checked
 from varlen_graphs.dispatch.leaves import tensors_in
 from varlen_graphs.dispatch.sharded import local_tensor
-from varlen_graphs.dispatch.synthetic_run import run_synthetic
 from varlen_graphs.dispatch.thread_modes import run_under
 from varlen_graphs.errors import CaptureError, VarlenGraphsError
 from varlen_graphs.graphs.forward import Forward
@@ -117,14 +117,14 @@ class StateCheck:
 
     @property
     def snapshot(self) -> Snapshot:
-        """What the module kept before the check."""
+        """Snapshot of the module from before the check."""
         return self._shadow.snapshot
 
     def places(self) -> set[str]:
         """Return the paths of the attributes and containers that runs have changed so far."""
         return self._shadow.places()
 
-    def find_evidence(self) -> str | None:
+    def find_mismatch(self) -> str | None:
         """Run the first rows again, after all other runs, and as if there had been many more.
 
         Return why graphs would be wrong: the output is another one.
@@ -147,17 +147,17 @@ class StateCheck:
             if _apart(self._first, again) > allowed:
                 if _apart(self._first, one) > allowed:
                     raise_changed_outside(self._original)
-                return self._evidence("after other calls", self._shadow.changes())
-        return self._evidence_of_more_runs() if writes.written or self._shadow.changed() else None
+                return self._mismatch("after other calls", self._shadow.changes())
+        return self._mismatch_of_more_runs() if writes.written or self._shadow.changed() else None
 
-    def _evidence_of_more_runs(self) -> str | None:
+    def _mismatch_of_more_runs(self) -> str | None:
         """Return why the output changes with more runs, if it does: of a new shadow, because others have run on NaN."""
         fresh, short = Shadow(self._original.module), None
         own = self._original.on(fresh)
         if (one := self._short(own, fresh)) is not None:
             short = self._short(own, fresh)
         if one is not None and short is not None and _apart(one, short) > ROUNDING * _precision(one):
-            return self._evidence("after a first call of few rows", self._shadow.changes())
+            return self._mismatch("after a first call of few rows", self._shadow.changes())
         shadow = Shadow(self._original.module)
         run = self._runs(self._original.on(shadow))
         again = partial(self._again, run, shadow)
@@ -170,7 +170,7 @@ class StateCheck:
         paths, before = [one.path for one in changed], [_copy(one.now) for one in changed]
         lists = [(one, len(one.own)) for one in changed if isinstance(one.own, list | deque)]
         if not _close(first, later) or not all(_close(again()[0], later) for _ in range(FEW)):
-            return self._evidence("after a few more calls", paths)
+            return self._mismatch("after a few more calls", paths)
         moved = [one.path for one, value in zip(changed, before, strict=True) if _extrapolate(one, value)]
         for entry, length in lists:
             if length < len(entry.own) < length + MANY:  # of each list once
@@ -184,11 +184,11 @@ class StateCheck:
         with suppress(Exception):  # of numbers that do not belong together any more
             far = again()[0] if moved else None
         if far is not None and not _close(far, later):
-            return self._evidence("after many more calls", moved)
+            return self._mismatch("after many more calls", moved)
         self.kept = sorted(moved)
         return None
 
-    def _evidence(self, when: str, changed: Sequence[str]) -> str:
+    def _mismatch(self, when: str, changed: Sequence[str]) -> str:
         where = f", and keeps something in {', '.join(map(repr, sorted({*changed})))}" if changed else ""
         return (
             f"{self._name} gives another output for the same rows {when}{where}: a graph would give the output of its "
@@ -313,7 +313,7 @@ def runs_of(call: Call) -> Callable[[Forward], Run]:
         def run(which: int) -> Parts:
             rows = call.rows if which == 1 else _other(call.rows, which)
             run_exact = partial(forward.exact, replace(call, rows=rows))
-            return flatten(run_synthetic(run_exact, rows.device), forward.spec.declared)  # defaults are no caller's
+            return flatten(run_checked(run_exact, rows.device), forward.spec.declared)  # defaults are no caller's
 
         return run
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from varlen_graphs.declaration.buffer_spec import BufferSpec
-from varlen_graphs.dispatch.synthetic_run import OutOfRangeError, SyntheticRun, run_synthetic
+from varlen_graphs.dispatch.checked_indices import CheckedIndices, OutOfRangeError, run_checked
 from varlen_graphs.dispatch.thread_modes import run_under, unwatched
 from varlen_graphs.errors import CaptureError, SpecError
 from varlen_graphs.graphs.forward import Forward
@@ -42,7 +42,7 @@ def run_on_sample(
     given = given | beside
     has_ids = bool(spec.layout.columns) or not all(tensor.is_floating_point() for tensor in (sample, *given.values()))
     synthetic = partial(run, sample, given=given)
-    checked = partial(run_synthetic, synthetic, sample.device) if has_ids else synthetic
+    checked = partial(run_checked, synthetic, sample.device) if has_ids else synthetic
     if which > 1:
         return checked()
     try:
@@ -57,7 +57,7 @@ def _out_of_range(error: Exception, run: Callable[[], Parts]) -> OutOfRangeError
     """Return the indices out of range behind an error of a run, if it is about some: the CPU does not say which."""
     if isinstance(error.__cause__, IndexError | RuntimeError) and not isinstance(error.__cause__, OutOfRangeError):
         try:
-            run_under(run, SyntheticRun())
+            run_under(run, CheckedIndices())
         except Exception as again:
             error = again
     return error.__cause__ if isinstance(error.__cause__, OutOfRangeError) else None

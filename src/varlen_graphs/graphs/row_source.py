@@ -21,7 +21,7 @@ RowPointer = tuple[int, int, int]
 """Address of rows, their number, and 1 if they are those at indices; see `kernels.copy_rows.reference.copy_rows`."""
 
 NO_ROWS: RowPointer = (0, 0, 0)
-"""What the memory holds where a graph copies no rows."""
+"""Content of the memory where a graph copies no rows."""
 
 
 def address_of_sizes(sizes: Tensor) -> int:

@@ -77,8 +77,8 @@ def _check_keeps_nothing(executor: Executor, few: Call) -> None:
     check = StateCheck(executor.forward, runs, lambda forward: runs(forward)(2))
     try:
         check.begin(None, is_first=False)
-        if (evidence := check.find_evidence()) is not None:
-            raise CaptureError(evidence)
+        if (mismatch := check.find_mismatch()) is not None:
+            raise CaptureError(mismatch)
     except CaptureError as error:
         raise CaptureError(
             f"{error}\nRanks run different items, so each would keep something else: run the module on the same real "

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from varlen_graphs.declaration.buffer_spec import BufferSpec
-from varlen_graphs.dispatch.synthetic_run import SyntheticRun
+from varlen_graphs.dispatch.checked_indices import CheckedIndices
 from varlen_graphs.dispatch.thread_modes import run_under
 from varlen_graphs.layouts.dtypes import module_dtype
 from varlen_graphs.layouts.padded import real_rows
@@ -171,7 +171,7 @@ def reads_padding(
         return cleared(own(*args, **kwargs), parameters.bind(*args, **kwargs).arguments)
 
     def given() -> list[Tensor]:
-        return real([leaf for leaf in tree_leaves(run_under(run, SyntheticRun())) if isinstance(leaf, Tensor)])
+        return real([leaf for leaf in tree_leaves(run_under(run, CheckedIndices())) if isinstance(leaf, Tensor)])
 
     try:
         expected, again = given(), given()

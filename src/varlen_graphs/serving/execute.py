@@ -20,7 +20,7 @@ from varlen_graphs.declaration.part import part_of
 from varlen_graphs.declaration.reading import check_inputs, only_on_device, read_items, read_layout
 from varlen_graphs.declaration.signature import Signature
 from varlen_graphs.declaration.static_args import StaticKey
-from varlen_graphs.dispatch.synthetic_run import run_synthetic
+from varlen_graphs.dispatch.checked_indices import run_checked
 from varlen_graphs.errors import CaptureError, InputError, LayoutError, SpecError
 from varlen_graphs.graphs.forward import MODULE, Reference
 from varlen_graphs.graphs.graph_set import CaptureInputs, GraphSet
@@ -185,7 +185,7 @@ class Executor:
             Exception: That of the module.
         """
         try:
-            return run_synthetic(partial(self.forward.reference, replace(call)), call.rows.device)
+            return run_checked(partial(self.forward.reference, replace(call)), call.rows.device)
         except (SpecError, LayoutError):
             return None
         except Exception as error:

@@ -29,7 +29,7 @@ from varlen_graphs.shadows.snapshot import ABSENT, ATOMS, Changed, Place, Snapsh
 REGISTRIES = ("_parameters", "_buffers", "_modules")
 
 MOST_BYTES = 1 << 28
-"""Bytes of tensors to clone in all; one may take an eighth of it. Others are shared."""
+"""Bytes of tensors and arrays to copy in all; one may take an eighth of it. Others are shared."""
 
 MOST_ENTRIES = 10_000
 """Length of a container above which its entries are shared: it holds data, not parts."""
@@ -268,6 +268,10 @@ class Shadow:
     def _copy_memory(self, value: Any, path: str) -> Any:
         """Return a copy of numbers in memory, which copies of tensors share as their originals do."""
         kind = type(value)
+        size = value.nbytes if hasattr(value, "nbytes") else memoryview(value).nbytes
+        if size > min(self._room, MOST_BYTES // 8):
+            return value
+        self._room -= size
         base: Any = value.base if kind not in (array, bytearray) and not issubclass(kind, _OF_C) else None
         if type(base) is kind and base.flags.c_contiguous:  # a view of an array
             offset = _start_of(value) - _start_of(base)

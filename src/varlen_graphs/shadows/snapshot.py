@@ -1,4 +1,4 @@
-"""What containers, objects and closures hold at a time, and what has changed there since."""
+"""Snapshots of containers, objects and closures, compared with what they hold later."""
 
 from array import array
 from collections import deque
@@ -15,7 +15,7 @@ ABSENT = object()
 
 
 class Place(NamedTuple):
-    """Where a module registers a parameter, buffer or submodule.
+    """Place at which a module registers a parameter, buffer or submodule.
 
     Found by the module's own attributes, because a registry may be replaced: `ModuleList.pop` builds a new one.
     """

@@ -269,7 +269,7 @@ class _Checks:
 
         def run() -> None:
             with self._graphs.consensus.dry_run():  # as the check began
-                why = check.find_evidence()
+                why = check.find_mismatch()
             if why is not None:
                 raise VerificationError(why)
 

@@ -11,7 +11,7 @@ import torch
 
 from varlen_graphs.declaration.call import Call
 from varlen_graphs.declaration.reading import read_layout
-from varlen_graphs.dispatch.synthetic_run import run_synthetic
+from varlen_graphs.dispatch.checked_indices import run_checked
 from varlen_graphs.errors import SpecError, VerificationError
 from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.kernels.operator import references
@@ -106,7 +106,7 @@ def check_eager(forward: Forward, limit: float, sample: SampleRun, parts: Sequen
         own = read_layout(spec, alone)
         try:
             with references() if by_references else nullcontext():
-                result = run_synthetic(partial(forward.exact, alone), call.rows.device)
+                result = run_checked(partial(forward.exact, alone), call.rows.device)
         except Exception as error:
             if spec.counts_rows and min(own.rows) >= spec.shortest:
                 raise _miscounted(forward, alone, own, error) from error
@@ -165,7 +165,7 @@ def check_lengths(forward: Forward, calls: Iterable[Call]) -> None:
     takes_longer = False
     for call in calls:
         try:
-            run_synthetic(partial(forward.exact, call), call.rows.device)
+            run_checked(partial(forward.exact, call), call.rows.device)
             takes_longer = True
         except torch.OutOfMemoryError:
             raise
@@ -195,10 +195,10 @@ def check_left_out(forward: Forward, limit: float, sample: SampleRun) -> None:
     if call.eager_reason or not (forward.is_module or forward.answers_itself(call)):
         return
     try:
-        own = run_synthetic(partial(forward.without, call), call.rows.device)
+        own = run_checked(partial(forward.without, call), call.rows.device)
     except Exception:  # it needs what the encoder adds
         return
-    output = run_synthetic(partial(forward.exact, call), call.rows.device)
+    output = run_checked(partial(forward.exact, call), call.rows.device)
     read_layout(forward.spec, call)
     found = Example(call, own).furthest(flatten(output, forward.spec.declared))
     if found.error > limit:

@@ -7,7 +7,7 @@ from typing import Any
 
 from varlen_graphs.declaration.call import Call
 from varlen_graphs.declaration.part import part_of
-from varlen_graphs.dispatch.synthetic_run import run_synthetic
+from varlen_graphs.dispatch.checked_indices import run_checked
 from varlen_graphs.graphs.arena import Arena
 from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.layouts.item_slice import ItemSlice
@@ -85,7 +85,7 @@ class ErrorLocator:
         Raises:
             Exception: One is, which in a replay would end the use of CUDA in the process.
         """
-        run_synthetic(partial(self._at_budget, 0), self._call.rows.device)
+        run_checked(partial(self._at_budget, 0), self._call.rows.device)
 
     def explain_error(self, example: Example, limit: float) -> str:
         """Explain why the replay differs from the expected output of the call by more than `limit`."""

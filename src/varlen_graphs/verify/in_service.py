@@ -11,7 +11,7 @@ from varlen_graphs.capture.backend import Graph
 from varlen_graphs.declaration.buffer_spec import BufferSpec
 from varlen_graphs.declaration.call import Call
 from varlen_graphs.declaration.reading import read_layout
-from varlen_graphs.dispatch.synthetic_run import run_synthetic
+from varlen_graphs.dispatch.checked_indices import run_checked
 from varlen_graphs.errors import LayoutError, VerificationError
 from varlen_graphs.graphs.forward import Reference
 from varlen_graphs.graphs.graph_set import GraphSet
@@ -86,7 +86,7 @@ class InService:
         """Return the output if it is right, else the expected one."""
         forward, declared = executor.forward, executor.spec.declared
         try:
-            own = run_synthetic(partial(forward.reference, call), call.rows.device) if own is None else own
+            own = run_checked(partial(forward.reference, call), call.rows.device) if own is None else own
             example = Example(replace(call), *own, any_integers=True)
             limit, form = limit_of(self._options.tolerance, forward, call.rows.device), flatten(output, declared)
             found = _differences(example, form, limit)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from varlen_graphs.declaration.call import Call
 from varlen_graphs.declaration.reading import read_layout
-from varlen_graphs.dispatch.synthetic_run import SyntheticRun, run_synthetic
+from varlen_graphs.dispatch.checked_indices import CheckedIndices, run_checked
 from varlen_graphs.errors import VerificationError, counted
 from varlen_graphs.graphs.forward import DECLARATION, MODULE, Forward
 from varlen_graphs.graphs.graph_set import CaptureInputs
@@ -136,7 +136,7 @@ class Samples:
         """
         try:
             layout, spec, example = read_layout(self._forward.spec, call), self._forward.spec, None
-            run = partial(run_synthetic, device=call.rows.device, mode=(mode := SyntheticRun()))
+            run = partial(run_checked, device=call.rows.device, mode=(mode := CheckedIndices()))
             if itself and self._forward.answers_itself(call):
                 with suppress(Exception), self._timed(layout.size):  # it may need more than these arguments
                     example = Example(call, run(partial(self._forward.answer, call)), MODULE)

@@ -6,7 +6,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 from torch.profiler import ProfilerActivity, profile
 
-from varlen_graphs.dispatch.synthetic_run import SyntheticRun
+from varlen_graphs.dispatch.checked_indices import CheckedIndices
 from varlen_graphs.dispatch.thread_modes import run_under
 
 pytestmark = pytest.mark.gpu
@@ -45,7 +45,7 @@ def test_attention_is_that_of_cudnn(name):
 
     run()  # cuDNN plans
     expected, planned = launches(run)
-    output, others = launches(lambda: run_under(run, SyntheticRun()))
+    output, others = launches(lambda: run_under(run, CheckedIndices()))
     assert planned
     assert bool(others) == (name in ("a mask", "fewer heads of keys"))
     torch.testing.assert_close(output, expected, atol=2e-2, rtol=2e-2)

@@ -1,4 +1,4 @@
-"""Run operators on items that no call brought: indices are checked, and attention is not planned."""
+"""Runs beside replays: indices are checked, and attention is not planned for each length."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -25,9 +25,9 @@ _BY_DIM = (
 """Operators with a dimension and an index as their second and third argument."""
 
 
-def run_synthetic(run: Callable[[], Result], device: torch.device, mode: "SyntheticRun | None" = None) -> Result:
-    """Call a function that runs a module on synthetic items: on a GPU under a `SyntheticRun`, given or new."""
-    return run_under(run, mode or SyntheticRun()) if device.type == "cuda" else run()
+def run_checked(run: Callable[[], Result], device: torch.device, mode: "CheckedIndices | None" = None) -> Result:
+    """Call a function that runs a module: on a GPU under a `CheckedIndices`, given or new."""
+    return run_under(run, mode or CheckedIndices()) if device.type == "cuda" else run()
 
 
 class OutOfRangeError(IndexError):
@@ -38,7 +38,7 @@ class OutOfRangeError(IndexError):
         self.low, self.high, self.least, self.most = low, high, least, most
 
 
-class SyntheticRun(RunMode):
+class CheckedIndices(RunMode):
     """Raises `OutOfRangeError` for an index out of range, as the CPU does, and computes attention without cuDNN.
 
     On a GPU such an index would end the process's use of CUDA; the check syncs at every operator that takes indices.

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention.flex_attention import flex_attention
 
-from varlen_graphs.dispatch.synthetic_run import SyntheticRun
+from varlen_graphs.dispatch.checked_indices import CheckedIndices
 from varlen_graphs.dispatch.thread_modes import run_under
 
 ROWS = 5
@@ -33,7 +33,7 @@ READS = {
 
 
 def run(read, at):
-    return run_under(lambda: read(torch.tensor(at)), SyntheticRun())
+    return run_under(lambda: read(torch.tensor(at)), CheckedIndices())
 
 
 @pytest.mark.parametrize("name", READS)
@@ -61,5 +61,5 @@ def test_higher_order_operators_run():
     q, k, v = torch.randn(3, 1, 2, 8, 16, generator=torch.Generator().manual_seed(0)).unbind(0)
     with warnings.catch_warnings():  # torch warns of flex_attention without its compiler
         warnings.simplefilter("ignore")
-        output = run_under(lambda: flex_attention(q, k, v), SyntheticRun())
+        output = run_under(lambda: flex_attention(q, k, v), CheckedIndices())
     torch.testing.assert_close(output, torch.nn.functional.scaled_dot_product_attention(q, k, v))
