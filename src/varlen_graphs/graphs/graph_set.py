@@ -109,6 +109,7 @@ class GraphSet:
         self.snapshot = Snapshot()
         self.moving: set[str] = set()
         self.runs = 0
+        self._moved: set[str] = set()  # of these, what the module itself has changed
         self.kept: list[str] = []
         self.kept_outside: list[str] = []
         self._graphs: dict[Budget, Graph] = {}
@@ -153,10 +154,17 @@ class GraphSet:
     def find_moved(self, runs: int) -> str | None:
         """Return the path of something that the module itself has changed in its runs so far, but no run for captures.
 
-        What graphs hold is as if it were still as before.
+        What graphs hold is as if it were still as before. Where runs for captures have changed it, too, it has changed
+        no output yet: the next call of each graph is compared once more.
         """
         self.runs = runs
-        return next((one.path for one in self.snapshot.changes() if one.place not in self.moving), None)
+        for one in self.snapshot.changes():
+            if one.place not in self.moving:
+                return one.path
+            if one.place not in self._moved:
+                self._moved.add(one.place)
+                self.compared.clear()
+        return None
 
     def usable(self, costs: Costs, captured: bool) -> Costs:
         """Return these costs, without budgets that were rejected; if `captured`, of those alone that have a graph."""
