@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from varlen_graphs.checks.error import relative_error
 from varlen_graphs.declaration.call import Call
 from varlen_graphs.dispatch.checked_indices import run_checked
 from varlen_graphs.dispatch.leaves import tensors_in
@@ -355,16 +356,8 @@ def _close(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
 
 
 def _apart(some: Sequence[Tensor], others: Sequence[Tensor]) -> float:
-    """Return the largest relative difference of two outputs; infinite if they have other shapes. Syncs."""
-    worst = 0.0
-    for one, other in zip(some, others, strict=True):
-        if one.shape != other.shape or not (one.is_floating_point() or one.is_complex()):
-            worst = max(worst, 0.0 if same_bits(one, other) else torch.inf)
-            continue
-        wide = torch.complex128 if one.is_complex() else torch.float64
-        a, b = one.to(wide).nan_to_num(), other.to(wide).nan_to_num()
-        worst = max(worst, float((a - b).norm() / a.norm().clamp(min=1e-30)))
-    return worst
+    """Return the largest relative error of two outputs. Syncs."""
+    return max((relative_error(one, other) for one, other in zip(others, some, strict=True)), default=0.0)
 
 
 def _precision(tensors: Sequence[Tensor]) -> float:

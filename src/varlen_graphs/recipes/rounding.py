@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from varlen_graphs.capture.ambient import autocast_dtype
+from varlen_graphs.checks.error import relative_error
 
 
 def rounding(dtype: torch.dtype, device: torch.device) -> float:
@@ -16,9 +17,6 @@ def difference(one: Tensor, other: Tensor, dtype: torch.dtype | None = None) -> 
 
     Tensors of another shape, and integers or flags that differ, have an infinite one.
     """
-    if torch.equal(one, other):
-        return None
-    if one.shape != other.shape or not other.is_floating_point():
-        return torch.inf
-    error = float((one.double() - other.double()).norm() / other.double().norm().clamp(min=1e-30))
-    return None if error <= rounding(dtype or other.dtype, other.device) else error
+    error = relative_error(one, other)
+    allowed = rounding(dtype or other.dtype, other.device) if other.is_floating_point() else 0.0
+    return None if error <= allowed else error
