@@ -87,3 +87,14 @@ def test_graphs_are_compared_again_where_the_module_itself_has_changed_what_it_k
     for lengths, scale in (([5], 1), ([5], 1), ([150], 100), ([5], 1), ([5], 1)):
         x = scale * rows_for(lengths)
         assert relative(encoder(x, lengths=lengths), plain(x)) < 1e-5
+
+
+def test_what_the_user_changes_before_such_a_run_is_no_change_by_the_module():
+    module = Widens(299, "list").eval()
+    spec = vg.BufferSpec(vg.inputs.Rows("x", shape=(8,)), vg.Lengths())
+    encoder = vg.GraphedEncoder(module, [64, 256], spec, backend="tape")
+    encoder(rows_for([5]), lengths=[5])
+    module.wide = True
+    assert torch.equal(encoder(x := rows_for([300]), lengths=[300]), module.lin(x) * 2)  # beyond the budgets
+    with pytest.raises(vg.errors.StaleGraphError, match="'wide' changed from False to True"):
+        encoder.check()

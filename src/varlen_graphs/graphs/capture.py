@@ -64,7 +64,6 @@ class GraphCapture:
     ) -> None:
         self._graphs = graphs
         self._original = forward
-        self._runs = forward.runs
         self._mode = mode
         self._backend = backend
         self._fallback = fallback
@@ -94,7 +93,7 @@ class GraphCapture:
         """
         graphs = self._graphs
         if graphs.constants is None:
-            graphs.snapshot, graphs.runs = self.check.snapshot, self._runs
+            graphs.snapshot = self._original.kept = self.check.snapshot
         if is_checked := not graphs:  # later ones go by what the first have shown
             self._begin_check(max(budgets))
         budgets, spare = self._within_allowance(budgets, spare)

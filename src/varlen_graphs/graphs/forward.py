@@ -35,6 +35,7 @@ from varlen_graphs.outputs.declared import extents
 from varlen_graphs.outputs.entries import filled
 from varlen_graphs.outputs.parts import Parts, check_extents, clear_gaps, flatten, with_padding
 from varlen_graphs.shadows.shadow import Shadow
+from varlen_graphs.shadows.snapshot import Snapshot
 
 MODULE = "the module itself"
 """Reference that is the module, run with the caller's own arguments or with no computed one."""
@@ -92,7 +93,8 @@ class Forward:
         compiled: The compiled forward, if there is one.
         verdict: Findings of checks.
         random: The random numbers of runs of a shadow; `None` for the module itself.
-        runs: Number of runs of the module itself.
+        kept: What the module keeps, while graphs depend on it; its own runs are compared with that.
+        changed: Places of what the module itself has changed in its runs since; the store empties it.
         check_claim: Called with a call and the module's own output before that answers in place of the function, once
             for each set of static arguments; raises if the function computes something else. `None` lets it answer.
     """
@@ -113,7 +115,8 @@ class Forward:
         self.function, self.spec = function, spec
         self._signature = signature
         self.verdict = Verdict()
-        self.runs = 0
+        self.kept: Snapshot | None = None
+        self.changed: set[str] = set()
         self.check_claim: Callable[[Call, Any], None] | None = None
         self._buffers = spec.buffers
         self.compiled = CompiledForward(self._run) if compile else None
@@ -127,7 +130,7 @@ class Forward:
         own.function = shadow.of(self.function, "forward")
         own._buffers = tuple(shadow.of(buffer, buffer.name) for buffer in self._buffers)
         own._threads = set()
-        own.check_claim = None
+        own.check_claim = own.kept = None
         own.compiled = None if self.compiled is None else CompiledForward(own._run)
         return own
 
@@ -188,16 +191,25 @@ class Forward:
         `positional` is as in `Call`.
         """
         captured = partial(self.compiled, budget) if budget and self.compiled else None
-        self.runs += 1
         if self.function is None:
             args, arguments = self._signature.as_passed(positional, arguments)
-            return (captured or self.itself)(*args, **arguments)
+            return self._noting_changes(partial(captured or self.itself, *args, **arguments))
         thread = threading.get_ident()
         self._threads.add(thread)
         try:
-            return (captured or partial(self.function, self.module))(**arguments)
+            return self._noting_changes(partial(captured or partial(self.function, self.module), **arguments))
         finally:
             self._threads.discard(thread)
+
+    def _noting_changes(self, run: Callable[[], Any]) -> Any:
+        """Run the module, and note what it changes of what it keeps; what others change between runs is not noted."""
+        if self.kept is None:
+            return run()
+        before = self.kept.renewed()
+        try:
+            return run()
+        finally:
+            self.changed.update(one.place for one in before.changes())
 
     @property
     def is_running(self) -> bool:
@@ -413,9 +425,8 @@ class Forward:
 
     def _run_itself(self, positional: int, grad: bool, arguments: dict[str, Any]) -> Any:
         args, arguments = self._signature.as_passed(positional, arguments)
-        self.runs += 1
         with torch.set_grad_enabled(grad):
-            return self.itself(*args, **arguments)
+            return self._noting_changes(partial(self.itself, *args, **arguments))
 
     def _run(self, **arguments: Any) -> Any:
         return self.function(self.module, **arguments) if self.function else self.itself(**arguments)

@@ -1,6 +1,6 @@
 """The graphs of an encoder for one set of static arguments: one a budget, and some for calls of exactly their size."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -77,7 +77,6 @@ class GraphSet:
         compiled: The forward that torch's compiler has seen, and its shadow of the module: one for all graphs.
         snapshot: What the module kept before the first capture.
         moving: Paths of attributes and containers that runs change, and that changes no output.
-        runs: Number of runs of the module itself after which it was found to keep what it kept.
         kept: Paths of what every run of the module changes, and that changes no output: replays leave it as it is.
         kept_outside: Descriptions of tensors that a run made, and that something outside of the module keeps.
     """
@@ -108,8 +107,7 @@ class GraphSet:
         self.compiled: tuple[BoundForward, Shadow] | None = None
         self.snapshot = Snapshot()
         self.moving: set[str] = set()
-        self.runs = 0
-        self._moved: set[str] = set()  # of these, what the module itself has changed
+        self._changed: set[str] = set()  # of these, what the module itself has changed
         self.kept: list[str] = []
         self.kept_outside: list[str] = []
         self._graphs: dict[Budget, Graph] = {}
@@ -151,20 +149,19 @@ class GraphSet:
         """Hold the memory that the graphs of these budgets read for as long as one of them is there."""
         self._memory.update(dict.fromkeys((budget for budget in budgets if budget in self), memory))
 
-    def find_moved(self, runs: int) -> str | None:
-        """Return the path of something that the module itself has changed in its runs so far, but no run for captures.
+    def compare_again(self, changed: Collection[str]) -> str | None:
+        """Compare the next call of each graph once more where the module itself has changed what it keeps.
 
-        What graphs hold is as if it were still as before. Where runs for captures have changed it, too, it has changed
-        no output yet: the next call of each graph is compared once more.
+        Args:
+            changed: Places of what it has changed.
+
+        Returns:
+            A place that no run for captures has changed, if there is one: what graphs hold is as if it were as before.
         """
-        self.runs = runs
-        for one in self.snapshot.changes():
-            if one.place not in self.moving:
-                return one.path
-            if one.place not in self._moved:
-                self._moved.add(one.place)
-                self.compared.clear()
-        return None
+        if not self._changed.issuperset(known := self.moving.intersection(changed)):
+            self._changed |= known
+            self.compared.clear()
+        return min(set(changed) - known, default=None)
 
     def usable(self, costs: Costs, captured: bool) -> Costs:
         """Return these costs, without budgets that were rejected; if `captured`, of those alone that have a graph."""

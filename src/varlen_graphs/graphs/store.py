@@ -169,8 +169,8 @@ class GraphStore:
         if (why := self.forward.verdict.changed_outside) is not None:
             raise CaptureError(f"{why}; encoder.release() tries again, once the module is as it should be")
         key = static_args, self.mode.adapters()
-        if (graphs := self._sets.get(key)) is not None and graphs.runs != self.forward.runs:
-            self._release_moved([graphs])
+        if self.forward.changed:
+            self._handle_own_changes()
         if self.guard is not None and (change := self.guard.find_change_sampled()):
             self._handle(change)
         graphs, costs = self._sets.get(key), self.budgets.costs
@@ -178,21 +178,22 @@ class GraphStore:
             return Usable(None, costs.without(costs.replays) if self.lazy else costs, False)
         return Usable(graphs, graphs.usable(costs, captured or self.lazy), graphs.timed, graphs.rejected)
 
-    def _release_moved(self, sets: Collection[GraphSet]) -> None:
+    def _handle_own_changes(self) -> None:
         """Release all graphs if the module itself has changed what it keeps, in a way that no run for a set had shown.
 
         A few times; then calls stay eager.
         """
-        ran = [graphs for graphs in sets if graphs.runs != self.forward.runs]
-        moved = next(filter(None, (graphs.find_moved(self.forward.runs) for graphs in ran)), None)
-        if moved is None:
+        changed = set(self.forward.changed)
+        self.forward.changed.difference_update(changed)  # others may come meanwhile
+        found = next(filter(None, [graphs.compare_again(changed) for graphs in self.sets]), None)
+        if found is None:
             return
-        LOGGER.warning("%r changed in a run of the module itself: graphs are released, and recaptured", moved)
+        LOGGER.warning("%r changed in a run of the module itself: graphs are released, and recaptured", found)
         self.release()
         self._releases += 1
         if self._releases > MOST_RELEASES:
             for budget in self.budgets.enabled:
-                self.budgets.disable(budget, WRONG_OUTPUT, f"the module changes {moved!r} in runs of its own")
+                self.budgets.disable(budget, WRONG_OUTPUT, f"the module changes {found!r} in runs of its own")
 
     def inputs(self, call: Call) -> CaptureInputs:
         """Return the inputs to capture graphs for a call."""
@@ -526,7 +527,7 @@ class GraphStore:
         Raises:
             StaleGraphError: It has changed, other than by the module itself, with `on_change="error"`.
         """
-        self._release_moved(self.sets)
+        self._handle_own_changes()
         if self.guard is not None and (change := self.guard.find_change()):
             self._handle(change)
 
@@ -559,7 +560,8 @@ class GraphStore:
             graphs.clear()  # whoever still has them does not keep the memory
         self._sets.clear()
         self.arenas = {}
-        self.guard = self._allowance = None
+        self.guard = self._allowance = self.forward.kept = None
+        self.forward.changed.clear()
         self.mode.forget_settings()
 
     def poison(self) -> None:

@@ -78,6 +78,12 @@ class Snapshot:
         """Add the entries of now."""
         self._holders.append(_Holder(path, own, entries_of(own), has_attributes))
 
+    def renewed(self) -> "Snapshot":
+        """Return the entries of now of the same containers and objects."""
+        now = Snapshot()
+        now._holders = [one._replace(entries=entries_of(one.own)) for one in self._holders]
+        return now
+
     def changes(self) -> Iterator[Changed]:
         """Yield each entry that is another one now."""
         for path, own, before, has_attributes in self._holders:
