@@ -295,6 +295,8 @@ def _extrapolate(change: Changed, before: Any) -> bool:
     """
     now = change.now
     if isinstance(now, Tensor):
+        if now.numel() == 1 and isinstance(before, Tensor) and same_bits(now, before):  # larger ones may be tables
+            before = change.before
         alike = isinstance(before, Tensor) and (now.shape, now.dtype) == (before.shape, before.dtype)
         if not alike or now.dtype == torch.bool or same_bits(now, before):
             return False

@@ -283,7 +283,7 @@ class Shadow:
             memory = _Memory(_bytes_in(value), _bytes_in(own))
             self._memories.append(memory)
             if kind not in (array, bytearray):  # those may be given other memory
-                self.cloned.append(Cloned(path, *memory))
+                self.cloned.append(Cloned(path, _numbers_in(value), _numbers_in(own)))
                 self.snapshot.add(path, memory.original)
             for one in self._tensors:
                 self._share(one, memory)
@@ -531,6 +531,14 @@ def _bytes_in(value: Any) -> Tensor:
     if memoryview(value).readonly:
         raise ValueError("read-only")
     return torch.frombuffer(value, dtype=torch.uint8)
+
+
+def _numbers_in(value: Any) -> Tensor:
+    """Return the memory of an array as numbers, where torch has their dtype; as bytes of other objects."""
+    try:
+        return torch.from_numpy(value)
+    except (TypeError, ValueError):
+        return _bytes_in(value)
 
 
 def _generators_of(numpy: Any) -> tuple[type, ...]:

@@ -221,6 +221,20 @@ class ArrayOfNumpy(Stateful):
         return self.lin(x) * (1 + float(self.histogram[0]))
 
 
+class ArrayOfNumpyWrittenInTheThirdCall(Stateful):
+    """Of which only a long third call, or many calls, tell."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls, self.longest = 0, numpy.zeros(1)
+
+    def forward(self, x):
+        self.calls += 1
+        if self.calls == 3:
+            self.longest[0] = len(x) / 2
+        return self.lin(x) * (2 if self.longest[0] > 40 else 1)
+
+
 class ArrayOfNumpyAsATensor(Stateful):
     def __init__(self):
         super().__init__()
