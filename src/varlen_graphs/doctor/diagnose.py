@@ -29,7 +29,7 @@ from varlen_graphs.doctor.run_record import Occurrence, RunRecord
 from varlen_graphs.doctor.sources import Sources, storage_key
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import InputError
-from varlen_graphs.shadows.shadow import Shadow
+from varlen_graphs.shadows.shadow import Shadow, held_by
 
 MOST_PROBED = 3
 """Number of calls whose rows are run with other layouts."""
@@ -183,7 +183,7 @@ def _observe(
 
 def _state(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield the path and value of each tensor that a module holds."""
-    for path, value, _ in Shadow(module, ()).held:
+    for path, value, _ in held_by(module, {}):
         if isinstance(value, Tensor) and has_storage(value):
             yield path, value
 

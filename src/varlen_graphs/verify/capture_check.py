@@ -245,17 +245,16 @@ class _Checks:
         if forward.may_leave_out:
             checks.append((layouts.even(), check_left_out, "plain"))
 
-        def run(check: Callable[[Forward, float, SampleRun], None], some: Sequence[Layout], kind: Kind) -> None:
+        def run(check: Callable[[Forward, float, SampleRun], None], some: Iterable[Layout], kind: Kind) -> None:
             itself = kind != "uneven"  # whose items are compared with each other
             check(forward, self._replays.limit, samples.first(some, kind, by_module=itself, itself=itself))
 
         for made, check, kind in checks:
             some, too_long = samples.affordable(made, self._graphs.consensus.alone)
-            if some or too_long is None:
-                if why := _mismatch(self._tried(partial(run, check, some, kind))):
-                    return why
-            else:
+            if too_long is not None:
                 self._graphs.unverified.add(too_long)
+            elif why := _mismatch(self._tried(partial(run, check, some, kind))):
+                return why
         lengths = layouts.single(largest) if forward.spec.counts_rows else ()
         calls = (next(samples.calls.of(layout)) for layout in lengths)
         return _mismatch(self._tried(partial(check_lengths, forward, calls)))

@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 from varlen_graphs.declaration.call import Call
@@ -113,16 +114,19 @@ class Samples:
         """Return True if the declared forward gave what the module itself should have given."""
         return example.against == DECLARATION and self._forward.answers_itself(example.call)
 
-    def affordable(self, layouts: Iterable[Layout], alone: bool) -> tuple[Sequence[Layout], str | None]:
+    def affordable(self, layouts: Iterable[Layout], alone: bool) -> tuple[Iterable[Layout], str | None]:
         """Return the layouts an eager run of which does not take too long, and what the shortest is if none does not.
 
         Ranks, whose clocks differ, take all.
         """
-        layouts, rate = [*layouts], self.seconds_per_row if alone else 0.0
-        affordable = [layout for layout in layouts if layout.size * rate <= MOST_SECONDS]
-        if affordable or not layouts:
-            return affordable, None
-        rows = min(layout.size for layout in layouts)
+        rate, too_long = self.seconds_per_row if alone else 0.0, list[int]()
+        for layout in (rest := iter(layouts)):
+            if layout.size * rate <= MOST_SECONDS:
+                return chain([layout], (one for one in rest if one.size * rate <= MOST_SECONDS)), None
+            too_long.append(layout.size)
+        if not too_long:
+            return (), None
+        rows = min(too_long)
         return (), f"{counted(rows, 'row')} at a time, an eager run of which takes some {rows * rate:.0f} s"
 
     def _run(self, call: Call, itself: bool, alone: bool = False) -> SampleRun | Exception:
