@@ -243,25 +243,33 @@ class StateCheck:
 
 
 class _Writes(SharedWrites):
-    """Follows what a run makes, too."""
+    """Follows what a run makes, too, and counts no writes to that."""
 
     def __init__(self, shadow: Shadow) -> None:
         super().__init__(shadow)
+        self._new: set[int] = set()
         self._made: dict[int, tuple[weakref.ref[torch.UntypedStorage], bool]] = {}  # by address, whether of sizes alone
 
     def run_operator(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator, and return its result."""
         result = super().run_operator(func, args, kwargs)
-        inputs = tensors_in(args, kwargs)
+        inputs = {*map(address_of, tensors_in(args, kwargs))}
         of_sizes = all(map(self._is_of_sizes, inputs))
         for made in tree_leaves(result):
             if isinstance(made, Tensor) and (address := address_of(made)):
                 self._made[address] = weakref.ref(local_tensor(made).untyped_storage()), of_sizes
+                if address not in inputs:  # no view, nor what was written in place
+                    self._new.add(address)
         return result
 
-    def _is_of_sizes(self, tensor: Tensor) -> bool:
-        """Return True if a run has made a tensor of no rows; others may lie where one of these was."""
-        own, of_sizes = self._made.get(address_of(tensor), (None, False))
+    def note_write(self, address: int) -> None:
+        """Note that memory of before the run is written."""
+        if address not in self._new:
+            super().note_write(address)
+
+    def _is_of_sizes(self, address: int) -> bool:
+        """Return True if a run has made a tensor of no rows there; others may lie where one of these was."""
+        own, of_sizes = self._made.get(address, (None, False))
         return own is not None and own() is not None and of_sizes
 
     def keeps_outside(self, forward: Forward, shadow: Shadow) -> bool:

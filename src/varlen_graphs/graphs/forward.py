@@ -126,7 +126,7 @@ class Forward:
         own = copy(self)
         own.module = shadow.module
         own.module_forward = shadow.of(self.module_forward)
-        vars(own.module).update(dict.fromkeys(self._places, own.module_forward))
+        shadow.give(dict.fromkeys(self._places, own.module_forward))
         own.function = shadow.of(self.function, "forward")
         own._buffers = tuple(shadow.of(buffer, buffer.name) for buffer in self._buffers)
         own._threads = set()

@@ -166,6 +166,12 @@ class Shadow:
         self._bound.append(bound)
         return bound
 
+    def give(self, attributes: Mapping[str, Any]) -> None:
+        """Give the copy other attributes than the original has, which is no change by a run."""
+        if attributes:
+            vars(self.module).update(attributes)
+            self._own.take(vars(self.module), attributes)
+
     def changes(self) -> list[str]:
         """Return the path of everything in the shadow that differs from the original as it was. Syncs."""
         return [change.path for change in self.changed()]

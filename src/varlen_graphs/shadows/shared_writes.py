@@ -42,5 +42,9 @@ class SharedWrites(RunMode):
                     f"{type(self._shadow.original).__name__} writes to {path!r}, which graphs read: a capture would "
                     f"change it\n  at {next(user_lines(), UNKNOWN_LINE)}\n{REMEDY}"
                 )
-            self.written.add(address)
+            self.note_write(address)
         return func(*args, **kwargs)
+
+    def note_write(self, address: int) -> None:
+        """Note that memory is written which the shadow does not share."""
+        self.written.add(address)

@@ -2,7 +2,7 @@
 
 from array import array
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from types import CellType
 from typing import Any, NamedTuple
@@ -77,6 +77,12 @@ class Snapshot:
     def add(self, path: str, own: Any, has_attributes: bool = False) -> None:
         """Add the entries of now."""
         self._holders.append(_Holder(path, own, entries_of(own), has_attributes))
+
+    def take(self, own: Any, entries: Mapping[Any, Any]) -> None:
+        """Take these entries for those that a container or object had."""
+        for holder in self._holders:
+            if holder.own is own:
+                holder.entries.update(entries)
 
     def renewed(self) -> "Snapshot":
         """Return the entries of now of the same containers and objects."""
