@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from varlen_graphs.buffers.axes import Axis, axis_names, axis_size
 from varlen_graphs.buffers.base import Buffer
-from varlen_graphs.buffers.device_constants import DeviceConstants
 from varlen_graphs.checks.fields import check_at_least, check_fields
 from varlen_graphs.errors import SpecError
 from varlen_graphs.kernels.positions.op import positions
 from varlen_graphs.layouts.item_table import ItemTable
+from varlen_graphs.shadows.constants import DeviceConstants
 
 
 @dataclass(frozen=True)

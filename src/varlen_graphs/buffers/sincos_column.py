@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from varlen_graphs.buffers.base import Buffer
-from varlen_graphs.buffers.device_constants import DeviceConstants
 from varlen_graphs.buffers.sincos import RowEntries, check_frequencies, sincos_table
 from varlen_graphs.checks.fields import check_fields
 from varlen_graphs.layouts.item_table import ItemTable
+from varlen_graphs.shadows.constants import DeviceConstants
 
 
 @dataclass(frozen=True, eq=False)  # == is undefined for the tensors in it

@@ -10,9 +10,9 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from varlen_graphs.buffers.device_constants import DeviceConstants
 from varlen_graphs.checks.values import quoted
 from varlen_graphs.errors import SpecError, counted
+from varlen_graphs.shadows.constants import DeviceConstants
 
 
 @dataclass(frozen=True)

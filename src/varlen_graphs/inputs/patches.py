@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from varlen_graphs.buffers.device_constants import DeviceConstants
 from varlen_graphs.checks.fields import check_at_least, check_fields
 from varlen_graphs.errors import SpecError, counted
 from varlen_graphs.inputs.normalize import Normalize
 from varlen_graphs.kernels.patches.op import patches
 from varlen_graphs.layouts.item_table import ItemTable
+from varlen_graphs.shadows.constants import DeviceConstants
 
 
 @dataclass(frozen=True)

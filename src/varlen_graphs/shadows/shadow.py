@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from varlen_graphs.dispatch.random_stream import RandomStream
 from varlen_graphs.dispatch.sharded import local_tensor
+from varlen_graphs.shadows.constants import DeviceConstants
 from varlen_graphs.shadows.snapshot import ABSENT, ATOMS, Changed, Place, Snapshot, slots_of
 
 REGISTRIES = ("_parameters", "_buffers", "_modules")
@@ -107,10 +108,10 @@ class _Memory(NamedTuple):
 class Shadow:
     """A copy of a module with parts, objects and containers of its own.
 
-    Parameters are shared; so are larger tensors and those of other than plain types, and what cannot be copied: locks,
-    files, objects of torch, numpy and C, script modules. Functions, methods and weak references that parts hold are
-    bound to the copies. It reads the parts of the module and what they hold, and nothing else: no globals, no
-    attributes of classes. Allocates the clones; no sync.
+    Parameters and `DeviceConstants` are shared; so are larger tensors and those of other than plain types, and what
+    cannot be copied: locks, files, objects of torch, numpy and C, script modules. Functions, methods and weak
+    references that parts hold are bound to the copies. It reads the parts of the module and what they hold, and nothing
+    else: no globals, no attributes of classes. Allocates the clones; no sync.
 
     Made after the first call, in which lazy layers build their weights.
 
@@ -238,6 +239,10 @@ class Shadow:
         if kind is frozenset:
             frozen = frozenset(self._copy(one, path) if issubclass(type(one), nn.Module) else one for one in value)
             return self._note(value, value if frozen == value else frozen)
+        if kind is DeviceConstants:
+            self.held += [Held(path, tensor) for tensor in value.tensors]
+            self.shared += value.tensors
+            return self._note(value, value)
         if (code := self._copy_code(value, path)) is not ABSENT:
             return code
         return self._copy_object(value, path) if _is_plain(kind) else self._copy_other(value, path)
