@@ -289,3 +289,27 @@ def test_a_module_may_have_parts_of_the_names_of_an_encoder_attribute():
     encoder = vg.GraphedEncoder(module, [64], vg.BufferSpec("x", vg.Lengths()), backend="tape")
     assert encoder(ROWS, lengths=LENGTHS).equal(module(ROWS))
     assert encoder.stats.replays.total() == 1
+
+
+class Counted(Tower):
+    runs = []
+
+    def forward(self, x, cu_seqlens, max_seqlen):
+        self.runs.append(len(x))
+        return super().forward(x, cu_seqlens, max_seqlen)
+
+
+def test_a_capture_runs_a_tower_no_more_often_where_its_encoder_is_in_the_place_of_its_forward():
+    """It takes the place in copies, too, which is not something that the tower keeps."""
+    runs = []
+    for takes_the_place in (False, True):
+        torch.manual_seed(0)
+        tower = Counted().eval()
+        encoder = encoder_of(tower)
+        if takes_the_place:
+            vars(tower)["forward"] = encoder
+        Counted.runs.clear()
+        encoder(rows_for([5, 9]), lengths=[5, 9])
+        assert encoder.stats.replays.total() == 1
+        runs.append(len(Counted.runs))
+    assert runs[0] == runs[1]

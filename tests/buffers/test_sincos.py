@@ -53,6 +53,29 @@ def test_sincos_of_places_equal_those_of_numpy(case, dtype):
     assert got[len(expected) :].isnan().all()
 
 
+class AddsNumbers(torch.nn.Linear):
+    def forward(self, x, numbers):
+        return super().forward(x) + numbers
+
+
+def test_the_function_of_a_lookup_runs_once_for_each_size_whatever_is_captured():
+    asked = []
+
+    def numbers(size):
+        asked.append(size)
+        return torch.arange(size)
+
+    lookup = vg.buffers.Lookup("numbers", numbers, axes=("row",), largest=256)
+    spec = vg.BufferSpec(vg.inputs.Rows("x", shape=(8,)), vg.Lengths(), [lookup])
+    encoder = vg.GraphedEncoder(AddsNumbers(8, 8).eval(), [64, 256], spec, backend="tape")
+    for lengths in ([5, 9], [200, 3]):
+        rows = torch.randn(sum(lengths), 8)
+        at = torch.cat([torch.arange(length) for length in lengths])[:, None]
+        torch.testing.assert_close(encoder(rows, lengths=lengths), torch.nn.Linear.forward(encoder.module, rows) + at)
+    assert encoder.stats.replays.total() == 2
+    assert asked == [*range(1, 257)]
+
+
 def test_declarations_that_hold_tensors_can_be_compared():
     one, other = (vg.buffers.SinCos("positions", frequencies(8)) for _ in range(2))
     assert one == one
