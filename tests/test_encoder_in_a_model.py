@@ -291,11 +291,12 @@ def test_a_module_may_have_parts_of_the_names_of_an_encoder_attribute():
     assert encoder.stats.replays.total() == 1
 
 
-class Counted(Tower):
-    runs = []
+RUNS = []
 
+
+class Counted(Tower):
     def forward(self, x, cu_seqlens, max_seqlen):
-        self.runs.append(len(x))
+        RUNS.append(len(x))
         return super().forward(x, cu_seqlens, max_seqlen)
 
 
@@ -308,8 +309,8 @@ def test_a_capture_runs_a_tower_no_more_often_where_its_encoder_is_in_the_place_
         encoder = encoder_of(tower)
         if takes_the_place:
             vars(tower)["forward"] = encoder
-        Counted.runs.clear()
+        RUNS.clear()
         encoder(rows_for([5, 9]), lengths=[5, 9])
         assert encoder.stats.replays.total() == 1
-        runs.append(len(Counted.runs))
+        runs.append(len(RUNS))
     assert runs[0] == runs[1]

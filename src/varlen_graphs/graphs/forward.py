@@ -35,7 +35,7 @@ from varlen_graphs.outputs.declared import extents
 from varlen_graphs.outputs.entries import filled
 from varlen_graphs.outputs.parts import Parts, check_extents, clear_gaps, flatten, with_padding
 from varlen_graphs.shadows.shadow import Shadow
-from varlen_graphs.shadows.snapshot import Snapshot
+from varlen_graphs.shadows.snapshot import Snapshot, alike
 
 MODULE = "the module itself"
 """Reference that is the module, run with the caller's own arguments or with no computed one."""
@@ -205,11 +205,14 @@ class Forward:
         """Run the module, and note what it changes of what it keeps; what others change between runs is not noted."""
         if self.kept is None:
             return run()
-        before = self.kept.renewed()
+        before = self.kept.now()
         try:
             return run()
         finally:
-            self.changed.update(one.place for one in before.changes())
+            now = self.kept.now() if self.kept is not None else before  # another thread may have released all graphs
+            for one, (place, value) in (before | now).items():
+                if one not in before or one not in now or not alike(before[one][1], value):
+                    self.changed.add(place)
 
     @property
     def is_running(self) -> bool:

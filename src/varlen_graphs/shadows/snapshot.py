@@ -1,7 +1,7 @@
 """Snapshots of containers, objects and closures, compared with what they hold later."""
 
 from array import array
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from types import CellType
@@ -67,16 +67,27 @@ class _Holder(NamedTuple):
     entries: dict[Any, Any]
     has_attributes: bool
 
+    def is_same(self) -> bool:
+        """Return True if a dict holds the same objects in the same order; False where that has to be looked at."""
+        own, entries = self.own, self.entries
+        if not isinstance(own, dict) or dict.__len__(own) != len(entries):
+            return False
+        values = [*map(id, dict.values(own))]
+        return values == [*map(id, entries.values())] and [*dict.keys(own)] == [*entries]
+
 
 class Snapshot:
     """Entries of containers, objects and closures as they were, to be compared with those of later."""
 
     def __init__(self) -> None:
         self._holders: list[_Holder] = []
+        self._empty: list[_Holder] = []  # most are: a module has nine kinds of hooks
 
     def add(self, path: str, own: Any, has_attributes: bool = False) -> None:
         """Add the entries of now."""
-        self._holders.append(_Holder(path, own, entries_of(own), has_attributes))
+        entries = entries_of(own)
+        empty = not entries and type(own) in (dict, OrderedDict, list, set)
+        (self._empty if empty else self._holders).append(_Holder(path, own, entries, has_attributes))
 
     def take(self, own: Any, entries: Mapping[Any, Any]) -> None:
         """Take these entries for those that a container or object had."""
@@ -84,18 +95,19 @@ class Snapshot:
             if holder.own is own:
                 holder.entries.update(entries)
 
-    def renewed(self) -> "Snapshot":
-        """Return the entries of now of the same containers and objects."""
-        now = Snapshot()
-        now._holders = [one._replace(entries=entries_of(one.own)) for one in self._holders]
-        return now
+    def now(self) -> dict[tuple[int, Any], tuple[str, Any]]:
+        """Return the place and present value of each entry that is another one now, by what holds it, and its key."""
+        return {(id(one.own), one.key): (one.place, one.now) for one in self.changes()}
 
     def changes(self) -> Iterator[Changed]:
         """Yield each entry that is another one now."""
-        for path, own, before, has_attributes in self._holders:
+        holders = [one for one in self._holders if not one.is_same()]
+        if any(map(len, [one.own for one in self._empty])):
+            holders += [one for one in self._empty if one.own]
+        for path, own, before, has_attributes in holders:
             now, start = entries_of(own), f"{path}." if path else ""
             for key in now.keys() | before.keys():
-                if not _alike(now.get(key, ABSENT), before.get(key, ABSENT)):
+                if not alike(now.get(key, ABSENT), before.get(key, ABSENT)):
                     name = (f"{start}{key}" if key else path) if isinstance(key, str) else f"{path}[{key!r}]"
                     yield Changed(name, name if has_attributes else path, own, key, before.get(key))
 
@@ -124,6 +136,7 @@ def entries_of(own: Any) -> dict[Any, Any]:
     return dict(enumerate(own)) if isinstance(own, list | deque | array | bytearray) else dict(slots_of(own))
 
 
-def _alike(one: Any, other: Any) -> bool:
+def alike(one: Any, other: Any) -> bool:
+    """Return True if values are the same object, or equal numbers or texts."""
     same = type(one) is type(other) and type(one) in ATOMS and (one == other or one != one)
     return one is other or same
