@@ -72,8 +72,9 @@ def head(model):
 
 
 @pytest.mark.parametrize("make", [texts, images])
-@pytest.mark.parametrize("change", [adapter, injected, hotswap, head])
-@pytest.mark.parametrize("reads", [False, True])
+@pytest.mark.parametrize(
+    ("change", "reads"), [(adapter, False), (adapter, True), (injected, True), (hotswap, False), (head, True)]
+)
 def test_calls_are_counted_and_evaluation_leads_back_to_graphs(make, change, reads):
     model, budgets = make()
     vg.wrap(model, budgets, backend="tape")
