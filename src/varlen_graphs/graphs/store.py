@@ -23,9 +23,9 @@ from varlen_graphs.graphs.allowance import Allowance
 from varlen_graphs.graphs.arena import Arena
 from varlen_graphs.graphs.cached_state import StateCheck
 from varlen_graphs.graphs.calibrate import measure
-from varlen_graphs.graphs.capture import GraphCapture, reason_of
 from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.graphs.gpu_checks import GpuChecks
+from varlen_graphs.graphs.graph_capture import GraphCapture, reason_of
 from varlen_graphs.graphs.graph_set import CaptureInputs, GraphSet
 from varlen_graphs.guards.module_guard import ModuleGuard
 from varlen_graphs.guards.slots import Change

@@ -4,7 +4,7 @@ import logging
 from threading import Event
 
 from varlen_graphs.budgets.budget import Budget
-from varlen_graphs.graphs.capture import reason_of
+from varlen_graphs.graphs.graph_capture import reason_of
 from varlen_graphs.graphs.store import GraphStore
 from varlen_graphs.options.capture import Capture
 from varlen_graphs.serving.exact import ExactGraphs

@@ -7,7 +7,7 @@ from varlen_graphs.budgets.budget import Budget
 from varlen_graphs.capture.memory import forget_frames
 from varlen_graphs.declaration.call import Call
 from varlen_graphs.errors import VerificationError, warn
-from varlen_graphs.graphs.capture import reason_of
+from varlen_graphs.graphs.graph_capture import reason_of
 from varlen_graphs.graphs.graph_set import GraphSet
 from varlen_graphs.graphs.store import GraphStore, Key
 from varlen_graphs.layouts.usage import Usage

@@ -10,7 +10,7 @@ from varlen_graphs.checks.values import quoted
 from varlen_graphs.declaration.buffer_spec import BufferSpec
 from varlen_graphs.declaration.call import Call
 from varlen_graphs.errors import warn
-from varlen_graphs.graphs.capture import reason_of
+from varlen_graphs.graphs.graph_capture import reason_of
 from varlen_graphs.graphs.graph_set import CaptureInputs
 from varlen_graphs.graphs.store import GraphStore, Key
 from varlen_graphs.routing.costs import Costs

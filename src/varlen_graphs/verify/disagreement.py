@@ -7,8 +7,8 @@ from functools import partial
 import torch
 
 from varlen_graphs.declaration.call import Call
-from varlen_graphs.graphs.capture import reason_of
 from varlen_graphs.graphs.forward import Forward
+from varlen_graphs.graphs.graph_capture import reason_of
 from varlen_graphs.graphs.graph_set import GraphSet
 from varlen_graphs.outputs.parts import Parts, flatten
 from varlen_graphs.routing.packing import ReplayBatch
