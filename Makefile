@@ -23,9 +23,10 @@ KERNELS := $(filter attention rotary metadata interpolation row_counts breakdown
 demo: $(DEMO_ENV)
 	$(RUN) -m varlen_graphs demo $(ARGS)
 
-# One process a core and one more, where pytest-xdist is installed; the tests of a file run in one of them, and share what they start.
+# One process a core and one more, where pytest-xdist is installed; the tests of a file run in one of them, and share what
+# they start. In the order of the files: those of few but long tests would run last, beside an idle core.
 test: $(DEV_ENV)
-	$(RUN) -m pytest -m "not gpu" $$($(RUN) -c "import xdist" 2> /dev/null && echo --numprocesses=auto --dist=loadfile) $(ARGS)
+	$(RUN) -m pytest -m "not gpu" $$($(RUN) -c "import xdist" 2> /dev/null && echo --numprocesses=auto --dist=loadfile --no-loadscope-reorder) $(ARGS)
 
 test-gpu: $(DEV_ENV)
 	$(RUN) -m pytest -m gpu $(ARGS)

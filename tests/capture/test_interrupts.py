@@ -14,7 +14,7 @@ from torch.utils import _python_dispatch
 import varlen_graphs as vg
 from tests.support.encoders import Attention, attention_encoder, attention_spec, rows_for
 
-TRIES = 40
+TRIES = 20
 
 
 class Interrupt:

@@ -154,7 +154,7 @@ def read(name, text):
                 load_warmup(text, "ignore")
 
 
-@settings(max_examples=100, suppress_health_check=list(HealthCheck), deadline=None)
+@settings(max_examples=50, suppress_health_check=list(HealthCheck), deadline=None)
 @given(files())
 def test_whatever_is_in_a_file_is_read_or_refused_by_name(case):
     read(*case)
