@@ -1,6 +1,9 @@
 """A wrong buffer is named, with the value that it should have."""
 
+import cProfile
+import pstats
 import re
+import sys
 import warnings
 
 import pytest
@@ -95,6 +98,29 @@ def test_verify_names_it_too():
     encoder = encoder_of(factor=2.0, forward=centred, verify=vg.options.Verify(at_capture=False))
     with pytest.raises(vg.errors.VerificationError, match="Buffer 'scale' is wrong"):
         encoder.verify([{"x": rows_for([24]), "grid_thw": torch.tensor([(2, 3, 4)])}])
+
+
+def afterwards():
+    pass
+
+
+def test_a_profiler_of_the_user_goes_on_afterwards():
+    with cProfile.Profile() as profile:
+        assert "'scale' is wrong" in message_of(encoder_of(factor=2.0))
+        afterwards()
+    assert any(name == "afterwards" for *_, name in pstats.Stats(profile).stats)
+    called = []
+
+    def look(frame, event, argument):
+        called.append(frame.f_code.co_name)
+
+    sys.setprofile(look)
+    try:
+        message_of(encoder_of(factor=2.0))
+        afterwards()
+    finally:
+        sys.setprofile(None)
+    assert "afterwards" in called
 
 
 def test_no_buffer_is_blamed_for_a_wrong_function():

@@ -3,7 +3,6 @@
 import dataclasses
 import dis
 import inspect
-import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from varlen_graphs.dispatch.profile import profiled
 from varlen_graphs.errors import SpecError
 from varlen_graphs.inputs.rows import Rows as InputRows
 from varlen_graphs.layouts.item_slice import ItemSlice
@@ -165,12 +165,8 @@ def _watching(module: nn.Module, calls: list[HelperCall]) -> Iterator[None]:
             seen.add(key)
             pending[frame] = settings, _line(frame.f_back, own)
 
-    before = sys.getprofile()
-    sys.setprofile(profile)
-    try:
+    with profiled(profile):
         yield
-    finally:
-        sys.setprofile(before)
 
 
 def _module_of(frame: FrameType) -> str:

@@ -1,6 +1,5 @@
 """Name the declared buffers that are wrong, by the values that the module's own run had."""
 
-import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -12,6 +11,7 @@ from torch.utils._pytree import tree_flatten
 
 from varlen_graphs.checks.values import quoted
 from varlen_graphs.dispatch.lines import is_user_code
+from varlen_graphs.dispatch.profile import profiled
 from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.outputs.parts import flatten
 from varlen_graphs.verify.compare import Example
@@ -57,7 +57,7 @@ def wrong_buffers(forward: Forward, example: Example, limit: float) -> str:
 @contextmanager
 def _variables(names: list[str]) -> Iterator[defaultdict[str, list[Any]]]:
     """Collect the values that variables of these names have in functions of user code, in this thread."""
-    seen, before = defaultdict[str, list[Any]](list), sys.getprofile()
+    seen = defaultdict[str, list[Any]](list)
 
     def look(frame: FrameType, event: str, _: object) -> None:
         if event in ("call", "return") and is_user_code(frame.f_code.co_filename):
@@ -65,11 +65,8 @@ def _variables(names: list[str]) -> Iterator[defaultdict[str, list[Any]]]:
                 if name in frame.f_code.co_varnames and (value := frame.f_locals.get(name)) is not None:
                     seen[name].append(value)
 
-    sys.setprofile(look)
-    try:
+    with profiled(look):
         yield seen
-    finally:
-        sys.setprofile(before)
 
 
 def _form(value: Any) -> Any:
