@@ -1,4 +1,4 @@
-"""What functions of this thread are called with, and what they return."""
+"""Follow the calls and returns of functions in this thread."""
 
 import sys
 from collections.abc import Callable, Iterator

@@ -203,13 +203,13 @@ class Forward:
 
     def _noting_changes(self, run: Callable[[], Any]) -> Any:
         """Run the module, and note what it changes of what it keeps; what others change between runs is not noted."""
-        if self.kept is None:
+        if (kept := self.kept) is None:
             return run()
-        before = self.kept.now()
+        before = kept.now()
         try:
             return run()
         finally:
-            now = self.kept.now() if self.kept is not None else before  # another thread may have released all graphs
+            now = before if self.kept is None else kept.now()  # another thread may have released all graphs
             for one, (place, value) in (before | now).items():
                 if one not in before or one not in now or not alike(before[one][1], value):
                     self.changed.add(place)
