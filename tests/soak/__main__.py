@@ -26,7 +26,7 @@ from varlen_graphs.stats import Stats
 ROUND = 100
 """Cases tried in a row, between two looks at the clock."""
 
-NAMES = {"torch": torch} | vars(vg.layouts) | vars(vg.outputs) | vars(parts) | vars(vg)
+NAMES = {"torch": torch} | vars(vg.layouts) | vars(vg.outputs) | vars(vg.budgets) | vars(parts) | vars(vg)
 NAMES |= {kind.__name__: kind for kind in (Call, Case, Change, Claim, Fault, Flaw, KeepingCase)}
 """What the text of a case is made of."""
 

@@ -24,7 +24,7 @@ from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.outputs.parts import Parts, flatten
 from varlen_graphs.shadows.shadow import Shadow, address_of, held_by, same_bits
 from varlen_graphs.shadows.shared_writes import REMEDY, SharedWrites
-from varlen_graphs.shadows.snapshot import Changed, Snapshot
+from varlen_graphs.shadows.snapshot import Changed
 
 ROUNDING = 8
 """Ratio to the precision of a dtype of what outputs may differ by where a cache is filled."""
@@ -58,28 +58,30 @@ class StateCheck:
     Args:
         forward: The forward.
         runs: Returns the function that runs a forward.
-        of_an_item: Runs a forward on an item that is as short as can be; `None` does not try that.
+        of_an_item: The same for an item that is as short as can be; `None` does not try that.
 
     Attributes:
-        forward: The forward over the shadow on which all runs beside captures are made.
+        shadow: The shadow on which all runs beside captures are made.
+        forward: The forward over it.
         writes: Watches the runs that begin the check.
         kept: Paths of what every run changes, and that changes no output; known in the end.
     """
 
     def __init__(
-        self, forward: Forward, runs: Callable[[Forward], Run], of_an_item: Callable[[Forward], Parts] | None = None
+        self, forward: Forward, runs: Callable[[Forward], Run], of_an_item: Callable[[Forward], Run] | None = None
     ) -> None:
         self._original = forward
         self._of_an_item = of_an_item
         self._name = type(forward.module).__name__
         self._runs = runs
-        self._shadow = Shadow(forward.module)
-        self.forward = forward.on(self._shadow)
+        self.shadow = Shadow(forward.module)
+        self.forward = forward.on(self.shadow)
         self._run = runs(self.forward)
-        self.writes = _Writes(self._shadow)
+        self.writes = _Writes(self.shadow)
         self.kept: list[str] = []
         self._first: list[Tensor] = []
-        self._versions = _versions(self._shadow.shared)
+        self._after_long: list[Tensor] | None = None
+        self._versions = _versions(self.shadow.shared)
 
     def begin(self, at_capacity: Callable[[], object] | None = None, is_first: bool = False) -> None:
         """Run the forward once, and on other shadows if that changed something; then at the capacity of a budget.
@@ -95,11 +97,11 @@ class StateCheck:
         first = run_under(lambda: self._run(1), self.writes)
         self._first = _tensors(first)
         del first
-        if is_first and self.writes.keeps_outside(self.forward, self._shadow):
-            again = self._again(self._run, self._shadow)[1]  # a thread that compiled a kernel has ended by then
-            if any(one.keeps_outside(self.forward, self._shadow) for one in (self.writes, again)):
+        if is_first and self.writes.keeps_outside(self.forward, self.shadow):
+            again = self._again(self._run, self.shadow)[1]  # a thread that compiled a kernel has ended by then
+            if any(one.keeps_outside(self.forward, self.shadow) for one in (self.writes, again)):
                 raise_changed_outside(self._original)
-        if changed := self._shadow.changes():
+        if changed := self.shadow.changes():
             self._compare(changed)
             for which in (2, 3) * (FEW // 2):  # as often as captures do, which share what was not written
                 with suppress(Exception):
@@ -107,23 +109,16 @@ class StateCheck:
         if at_capacity is not None:
             with suppress(Exception):
                 run_under(at_capacity, self.writes)
+            if self.shadow.changed():  # later runs may change it back
+                self._after_long = self._again(self._run, self.shadow)[0]
 
     def mutated_state(self) -> set[int]:
         """Return the addresses of the storages that the module has written to so far. Syncs."""
         return {
             address_of(original)
-            for _, original, clone in self._shadow.cloned
+            for _, original, clone in self.shadow.cloned
             if address_of(clone) in self.writes.written or not same_bits(original, clone)
         }
-
-    @property
-    def snapshot(self) -> Snapshot:
-        """Snapshot of the module from before the check."""
-        return self._shadow.snapshot
-
-    def places(self) -> set[str]:
-        """Return the paths of the attributes and containers that runs have changed so far."""
-        return self._shadow.places()
 
     def find_mismatch(self) -> str | None:
         """Run the first rows again, after all other runs, and as if there had been many more.
@@ -133,14 +128,17 @@ class StateCheck:
         Raises:
             CaptureError: It is so on a new shadow, too.
         """
-        self._short(self.forward, self._shadow)
-        again, writes = self._again(self._run, self._shadow)
+        for which in (2, 3):  # of either sign
+            self._short(self.forward, self.shadow, which)
+        again, writes = self._again(self._run, self.shadow)
+        if self._after_long is not None and _equal(self._first, again):
+            again = self._after_long
         if not _equal(self._first, again):
             (*_, one), (*_, other) = self._fresh(1), self._fresh(1)
-            if _versions(self._shadow.shared) != self._versions:
+            if _versions(self.shadow.shared) != self._versions:
                 return None  # somebody updates the weights meanwhile, which graphs follow
             noise, precision = _apart(one, other), _precision(again)
-            if self._shadow.random.missed:
+            if self.shadow.random.missed:
                 return None  # it draws random numbers, which no two runs agree in
             if noise > precision**0.5:  # both have drawn the same random numbers
                 raise_changed_outside(self._original)
@@ -148,17 +146,18 @@ class StateCheck:
             if _apart(self._first, again) > allowed:
                 if _apart(self._first, one) > allowed:
                     raise_changed_outside(self._original)
-                return self._mismatch("after other calls", self._shadow.changes())
-        return self._mismatch_of_more_runs() if writes.written or self._shadow.changed() else None
+                return self._mismatch("after other calls", self.shadow.changes())
+        return self._mismatch_of_more_runs() if writes.written or self.shadow.changed() else None
 
     def _mismatch_of_more_runs(self) -> str | None:
         """Return why the output changes with more runs, if it does: of a new shadow, because others have run on NaN."""
         fresh, short = Shadow(self._original.module), None
         own = self._original.on(fresh)
         if (one := self._short(own, fresh)) is not None:
+            self._short(own, fresh, which=3)
             short = self._short(own, fresh)
         if one is not None and short is not None and _apart(one, short) > ROUNDING * _precision(one):
-            return self._mismatch("after a first call of few rows", self._shadow.changes())
+            return self._mismatch("after a first call of few rows", self.shadow.changes())
         shadow = Shadow(self._original.module)
         run = self._runs(self._original.on(shadow))
         again = partial(self._again, run, shadow)
@@ -196,14 +195,14 @@ class StateCheck:
             "capture. Compute in each call what depends on the call."
         )
 
-    def _short(self, forward: Forward, shadow: Shadow) -> list[Tensor] | None:
+    def _short(self, forward: Forward, shadow: Shadow, which: int = 2) -> list[Tensor] | None:
         """Run a short item, always with the same random numbers, if the forward takes it."""
         if self._of_an_item is None:
             return None
-        of_an_item = self._of_an_item
+        run = self._of_an_item(forward)
         shadow.random.restart()
         with suppress(Exception):  # it may need more rows
-            return run_under(lambda: _tensors(of_an_item(forward)), _Writes(shadow))
+            return run_under(lambda: _tensors(run(which)), _Writes(shadow))
         return None
 
     def _again(self, run: Run, shadow: Shadow) -> tuple[list[Tensor], "_Writes"]:
@@ -332,11 +331,12 @@ def runs_of(call: Call) -> Callable[[Forward], Run]:
 
 
 def _other(rows: Tensor, which: int) -> Tensor:
-    """Return other rows, as likely as the given ones."""
-    if rows.is_floating_point() or rows.is_complex():
-        return rows.flip(-1) / which
-    low, high = rows.long().aminmax() if rows.numel() else (0, 0)
-    return (low + high - rows.long()).to(rows.dtype) if which == 2 else rows.flip(-1)
+    """Return other rows, in the range of the given ones: reflected in it, or turned and, if numbers, smaller."""
+    of_numbers = rows.is_floating_point() or rows.is_complex()
+    if which == 2 and not rows.is_complex() and rows.numel():
+        low, high = (rows if of_numbers else rows.long()).aminmax()
+        return (low + high - rows).to(rows.dtype)
+    return rows.flip(-1) / which if of_numbers else rows.flip(-1)
 
 
 def _tensors(parts: Parts) -> list[Tensor]:

@@ -86,10 +86,14 @@ def _wrong_values(name: str, spec: BufferSpec, found: OutOfRangeError) -> str:
 
 
 def other_values(tensor: Tensor, which: int, ids: range) -> Tensor:
-    """Return another tensor of the same form: any numbers; of integers the same for 0 and 1, else some of `ids`."""
+    """Return another tensor of the same form: any numbers; of integers the same for 0 and 1, else some of `ids`.
+
+    Numbers of 3 are those of 2 in reverse with the other sign: one of them moves the maximum that the other leaves.
+    """
     if tensor.is_floating_point() or tensor.is_complex():
         steps = torch.arange(1, tensor.numel() + 1, device=tensor.device)
-        return steps.mul(which).cos().mul(which).view(tensor.shape).to(tensor.dtype)
+        numbers = steps.flip(0).mul(2).cos().mul(-2) if which == 3 else steps.mul(which).cos().mul(which)
+        return numbers.view(tensor.shape).to(tensor.dtype)
     if which < 2:
         return tensor.clone()
     steps = torch.arange(tensor.numel(), device=tensor.device).mul(2 * which + 1).add(which)

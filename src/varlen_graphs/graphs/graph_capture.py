@@ -8,7 +8,7 @@ from textwrap import shorten
 
 from torch import Tensor
 
-from varlen_graphs.attention.timing import AttentionCost, measuring
+from varlen_graphs.attention.timing import measuring
 from varlen_graphs.budgets.budget import Budget
 from varlen_graphs.capture.backend import CAPTURE_LOCK, Backend
 from varlen_graphs.capture.consensus import Failure
@@ -31,6 +31,9 @@ from varlen_graphs.outputs.parts import Parts, SizeError
 from varlen_graphs.shadows.shadow import Shadow, address_of, describe
 from varlen_graphs.shadows.shared_writes import SharedWrites
 
+MOST_KEPT = 1 << 22
+"""Bytes of clones of buffers that are kept between the captures of a set."""
+
 
 class GraphCapture:
     """One capture of graphs of a set. All runs are those of shadows of the module.
@@ -46,7 +49,9 @@ class GraphCapture:
         allowance: Decides which of these are left out.
 
     Attributes:
-        check: The check of what the module keeps.
+        check: The check of what the module keeps, if the set has no graphs yet.
+        eager: The forward that eager runs beside the capture use.
+        shadow: Its shadow of the module.
         left_out: Default budgets that take too much memory or time, with the reasons.
         compile_seconds: Time that torch's compiler took; `None` if there is none.
     """
@@ -70,7 +75,8 @@ class GraphCapture:
         self._defaults = frozenset() if fallback else frozenset(defaults)
         self._allowance = allowance
         self._bound = partial(BoundForward, static_args=graphs.inputs.static_args, mode=mode)
-        self.check = _state_check(forward, self._bound, graphs.arena, call)
+        self.check = None if graphs else _state_check(forward, self._bound, graphs.arena, call)
+        self.eager, self.shadow = self._beside()
         self._has_call = call is not None
         self.left_out: dict[Budget, str] = {}
         self.compile_seconds: float | None = None
@@ -93,12 +99,13 @@ class GraphCapture:
         """
         graphs = self._graphs
         if graphs.constants is None:
-            graphs.snapshot = self._original.kept = self.check.snapshot
-        if is_checked := not graphs:  # later ones go by what the first have shown
-            self._begin_check(max(budgets))
+            graphs.snapshot = self._original.kept = self.shadow.snapshot
+        if self.check is not None:  # later ones go by what the first have shown
+            self._begin_check(self.check, max(budgets))
         budgets, spare = self._within_allowance(budgets, spare)
-        if is_checked:
-            graphs.mutated_state |= self.check.mutated_state()
+        if self.check is not None and not graphs.mutated_state.issuperset(mutated := self.check.mutated_state()):
+            graphs.mutated_state |= mutated
+            graphs.captured = None
         forward, shadow = self._to_capture()
         if is_new := graphs.constants is None:
             with graphs.consensus.collective_try() as outcome, graphs.consensus.dry_run(), compiling_in_threads():
@@ -111,12 +118,24 @@ class GraphCapture:
         tried: list[Budget] = []
         with graphs.dropped_on_error(tried):  # whoever keeps the traceback does not keep the memory
             self._capture_all(budgets, spare, tried, partial(self._capture, forward, memory))
-        graphs.moving |= shadow.places() | self.check.places()
+        graphs.moving |= shadow.places() | self.shadow.places()
         graphs.hold(tried, HeldMemory(memory.held, memory.read, memory.state, known.own | shadow.own()))
         self.compile_seconds = forward.compile_seconds
         return tried
 
-    def _begin_check(self, budget: Budget) -> None:
+    def _beside(self) -> tuple[Forward, Shadow]:
+        """Return the forward for eager runs beside the capture, and its shadow: that of the last capture if it may."""
+        graphs = self._graphs
+        if self.check is not None:
+            graphs.eager = self.check.forward, self.check.shadow
+        if (eager := graphs.eager) is None or not eager[1].is_current:
+            shadow = Shadow(self._original.module)
+            graphs.eager = eager = self._original.on(shadow), shadow
+        if eager[1].nbytes > MOST_KEPT:
+            graphs.eager = None
+        return eager
+
+    def _begin_check(self, check: StateCheck, budget: Budget) -> None:
         """Begin the check of what the module keeps, on a sample where the declared forward takes no such call.
 
         A host buffer may call another encoder, which no run of a capture may.
@@ -130,8 +149,8 @@ class GraphCapture:
             self._mode.autocast(graphs.arena.rows.device.type),
         ):
             try:
-                at_capacity = partial(self._run_at_capacity, self._bound(self.check.forward), budget)
-                self.check.begin(at_capacity if is_bounded else None, is_first=not self._has_call)
+                at_capacity = partial(self._run_at_capacity, self._bound(check.forward), budget)
+                check.begin(at_capacity if is_bounded else None, is_first=not self._has_call)
             except SizeError as error:
                 forward = self._original.on(Shadow(self._original.module))
                 raise self._bound(forward).explained(graphs.arena, error) from error
@@ -139,21 +158,19 @@ class GraphCapture:
             if not self._has_call:
                 raise failure.error
             self.check, self._has_call = _state_check(self._original, self._bound, graphs.arena, None), False
-            self._begin_check(budget)
+            self.eager, self.shadow = self._beside()
+            self._begin_check(self.check, budget)
 
     def _to_capture(self) -> tuple[BoundForward, Shadow]:
-        """Return the forward to capture, and its shadow: one for all budgets if torch's compiler has to see it.
+        """Return the forward to capture, and its shadow: one for all graphs of the set.
 
         The shadow shares what no run writes, so that graphs follow the module where that is changed in place.
         """
-        graphs, original = self._graphs, self._original
-        if graphs.compiled is not None:
-            return graphs.compiled
-        shadow = Shadow(original.module, graphs.mutated_state)
-        made = self._bound(original.on(shadow), writes=SharedWrites(shadow)), shadow
-        if original.compiled is not None:
-            graphs.compiled = made
-        return made
+        graphs = self._graphs
+        if graphs.captured is None:
+            shadow = Shadow(self._original.module, graphs.mutated_state)
+            graphs.captured = self._bound(self._original.on(shadow), writes=SharedWrites(shadow)), shadow
+        return graphs.captured
 
     def _run_at_capacity(self, forward: BoundForward, budget: Budget) -> None:
         """Run rows that fill a budget."""
@@ -181,7 +198,7 @@ class GraphCapture:
             return budgets, spare
         left_out: dict[Budget, str] = {}
         if not allowance.is_measured:
-            forward = self._bound(self.check.forward, writes=self.check.writes)
+            forward = self._bound(self.eager, writes=None if self.check is None else self.check.writes)
             with CAPTURE_LOCK, consensus.collective_try() as outcome, consensus.dry_run():
                 left_out = allowance.of_runs(defaults, partial(self._run_at_capacity, forward))
             outcome.take()  # errors come again
@@ -264,7 +281,6 @@ class GraphCapture:
         Ahead of that comes another run of the first graph, and where torch's compiler or other ranks take part.
         """
         graphs, arena, consensus = self._graphs, self._graphs.arena, self._graphs.consensus
-        attention = AttentionCost()
 
         def run_once() -> Parts:
             return forward(*graphs.checks.view(arena, budget))
@@ -280,15 +296,15 @@ class GraphCapture:
             with consensus.collective_try() as outcome:
                 self._load_sample(budget)
                 if graphs.meets_compiler or not consensus.alone:
-                    with measuring() as measured, consensus.dry_run():
+                    with measuring(), consensus.dry_run():
                         forward.warm_up(*graphs.checks.view(arena, budget))
-                    attention.per_square = measured.per_square
                 if not consensus.alone:  # what no graph can hold must be found before other ranks wait for this one
                     with consensus.dry_run():
                         watch(CapturedInputs(memory.device, "the module", memory.takes_constants))
             if outcome.failure is None:
                 with consensus.collective_try() as outcome:
-                    parts = watch(memory)
+                    with measuring() as attention:  # by which graphs have the fastest kernels for their size
+                        parts = watch(memory)
                     form = graphs.form or OutputForm(parts)
                     form.check(parts)
                     check_constants(parts.constants, graphs.constants or [])
@@ -318,8 +334,8 @@ def _state_check(
     def runs(forward: Forward) -> Run:
         return lambda which: bound(forward).run_probe(arena.probes()[0], which)  # each with an item table of its own
 
-    def of_an_item(forward: Forward) -> Parts:
-        return bound(forward).run_probe(arena.smallest_probe(), which=2)
+    def of_an_item(forward: Forward) -> Run:
+        return partial(bound(forward).run_probe, arena.smallest_probe())
 
     return StateCheck(forward, runs if call is None else runs_of(call), of_an_item)
 

@@ -13,6 +13,7 @@ from varlen_graphs.capture.consensus import Consensus
 from varlen_graphs.errors import VerificationError
 from varlen_graphs.graphs.arena import Arena
 from varlen_graphs.graphs.bound_forward import BoundForward
+from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.graphs.gpu_checks import GpuChecks
 from varlen_graphs.graphs.output_form import OutputForm
 from varlen_graphs.outputs.entries import Extent
@@ -74,7 +75,8 @@ class GraphSet:
         most_rows: Rows of the largest budget that was ever captured, by which the pool is sized.
         mutated_state: Addresses of what runs of the module write to.
         meets_compiler: True if runs meet code of torch's compiler, or it is not known before the first capture.
-        compiled: The forward that torch's compiler has seen, and its shadow of the module: one for all graphs.
+        captured: The forward that graphs capture, and its shadow of the module: one for all of them.
+        eager: The forward that eager runs beside captures use, and its shadow, as long as that is current.
         snapshot: What the module kept before the first capture.
         moving: Paths of attributes and containers that runs change, and that changes no output.
         kept: Paths of what every run of the module changes, and that changes no output: replays leave it as it is.
@@ -104,7 +106,8 @@ class GraphSet:
         self.most_rows = 0
         self.mutated_state: set[int] = set()
         self.meets_compiler = True
-        self.compiled: tuple[BoundForward, Shadow] | None = None
+        self.captured: tuple[BoundForward, Shadow] | None = None
+        self.eager: tuple[Forward, Shadow] | None = None
         self.snapshot = Snapshot()
         self.moving: set[str] = set()
         self._changed: set[str] = set()  # of these, what the module itself has changed

@@ -52,7 +52,7 @@ TOO_MANY_SETS = "more sets of static arguments than calls capture"
 Key = tuple[StaticKey, Hashable]
 """Key of a set of graphs: static arguments, and the active adapters."""
 
-CheckGraphs = Callable[[GraphSet, Sequence[Budget], StateCheck, Call | None], None]
+CheckGraphs = Callable[[GraphSet, Sequence[Budget], Forward, StateCheck | None, Call | None], None]
 """Compares new graphs of these budgets with eager runs on a shadow, on rows of a call, and refuses wrong ones."""
 
 
@@ -308,11 +308,11 @@ class GraphStore:
                         self.seconds["torch.compile took of that"] = capture.compile_seconds
                 if self.check_graphs is not None:
                     start = time.perf_counter()
-                    self.check_graphs(graphs, captured, capture.check, call)
+                    self.check_graphs(graphs, captured, capture.eager, capture.check, call)
                     self._count_seconds("verified in", start)
-                    graphs.moving |= capture.check.places()
+                    graphs.moving |= capture.shadow.places()
             if graphs.timed and not fallback:
-                self._time(graphs, [one for one in captured if one in graphs], capture.check.forward, is_first)
+                self._time(graphs, [one for one in captured if one in graphs], capture.eager, is_first)
         for budget, reason in failed.items():  # last, because a warning may be an error
             warn(
                 f"the graph of {budget.rows} rows could not be captured, and the budget is disabled: other budgets "
@@ -356,7 +356,8 @@ class GraphStore:
         read = [tensor for graphs in self.sets for tensor in graphs.read.values()]
         if forward.compiled is not None:  # what compiled code reads is not seen
             read += forward.module.buffers()
-        self.guard = ModuleGuard(forward.module, forward.beside, read, own, first.snapshot, first.moving)
+        if self.guard is None or not self.guard.covers(read, own):
+            self.guard = ModuleGuard(forward.module, forward.beside, read, own, first.snapshot, first.moving)
         unowned, kept = self.guard.unowned, self.kept_outside
         if not self._reported.issuperset(unowned):
             warn(

@@ -55,8 +55,8 @@ class ModuleGuard:
         snapshot: Snapshot | None = None,
         moving: Collection[str] = (),
     ) -> None:
-        read = [*read]
-        addresses = {*map(address_of, read)} - {0, *own}
+        read, self._own = [*read], {*own}
+        addresses = self._addresses = {*map(address_of, read)} - {0, *own}
         self._module, self._beside = module, beside
         held, named = held_by(module, beside), dict(module.named_modules())
         found = {id(part): (path, part) for path, part in named.items()} | {
@@ -109,6 +109,10 @@ class ModuleGuard:
         self._slots = slots
         self._always = [*outside[:SAMPLE], *slots[:1]]  # unregistered memory is the likeliest to change
         self._prepare()
+
+    def covers(self, read: Iterable[Tensor], own: Collection[int]) -> bool:
+        """Return True if this guards what graphs read that read these tensors, and no more; see the arguments."""
+        return self._own == {*own} and self._addresses == {*map(address_of, read)} - {0, *own}
 
     def _prepare(self) -> None:
         """Prepare comparisons in the registries of now."""

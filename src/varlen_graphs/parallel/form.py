@@ -74,7 +74,7 @@ def learn_form(executor: Executor, few: Call) -> Parts:
 
 def _check_keeps_nothing(executor: Executor, few: Call) -> None:
     runs = runs_of(replace(few, padded=()))
-    check = StateCheck(executor.forward, runs, lambda forward: runs(forward)(2))
+    check = StateCheck(executor.forward, runs, runs)
     try:
         check.begin(None, is_first=False)
         if (mismatch := check.find_mismatch()) is not None:

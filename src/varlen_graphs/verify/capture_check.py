@@ -58,7 +58,8 @@ def check_graphs(
     options: Verify,
     graphs: GraphSet,
     budgets: Sequence[Budget],
-    check: StateCheck,
+    eager: Forward,
+    check: StateCheck | None,
     call: Call | None,
 ) -> None:
     """Check the graphs of these budgets before calls use them, and reject those that fail. Syncs.
@@ -73,8 +74,8 @@ def check_graphs(
     all budgets are rejected. Where the module cannot run with the arguments of a call, because it needs the declared
     buffers, the declared forward runs in its place, with the references of all kernels.
 
-    Eager runs are those of the check of state, on its shadow of the module; in the end they must have changed no
-    output. Leaves NaN in the padding.
+    Eager runs are those of `eager`, on a shadow of the module. Of a new set that is the one of the check of state: in
+    the end they must have changed no output. Leaves NaN in the padding.
 
     Raises:
         VerificationError: A graph failed, with `strict`.
@@ -84,13 +85,13 @@ def check_graphs(
         return
     inputs = graphs.inputs
     with executor.mode.autocast(inputs.device.type), _live_memory_restored(executor.pool):
-        checks = _Checks(executor, options, graphs, check, call)
-        is_new = {*budgets} == {*graphs.budgets}
+        checks = _Checks(executor, options, graphs, eager, call)
+        is_new = check is not None and {*budgets} == {*graphs.budgets}
         rejected = {case.budget: why for case, why in checks.failing(checks.of_each(budgets))}
         whole, right = list[str](), [budget for budget in budgets if budget not in rejected]
         if is_new and right:
             whole = [why for _, why in checks.failing(checks.of_a_set(right))] or checks.wrong_eager()
-        if is_new:
+        if check is not None and is_new:
             whole += checks.depends_on_state(check)
             whole = whole or ([] if right else [*rejected.values()])
         if whole:
@@ -121,22 +122,21 @@ class _Checks:
         executor: Replays calls.
         options: `tolerance`.
         graphs: The graphs.
-        check: The check of state, with the forward over its shadow.
+        eager: The forward over a shadow.
         call: The call that needs the graphs, if there is one.
     """
 
     def __init__(
-        self, executor: Executor, options: Verify, graphs: GraphSet, check: StateCheck,
-        call: Call | None,
-    ) -> None:  # fmt: skip
+        self, executor: Executor, options: Verify, graphs: GraphSet, eager: Forward, call: Call | None
+    ) -> None:
         self._graphs = graphs
-        self._forward = check.forward
+        self._forward = eager
         self._layouts = SyntheticLayouts(
             executor.spec, None if call is None else read_layout(executor.spec, replace(call))
         )
         self._budgets = executor.store.budgets
-        self._samples = Samples(check.forward, graphs.inputs, call, graphs.constants or [])
-        self._replays = Replays(executor, check.forward, options.tolerance, graphs.inputs.device)
+        self._samples = Samples(eager, graphs.inputs, call, graphs.constants or [])
+        self._replays = Replays(executor, eager, options.tolerance, graphs.inputs.device)
         self._smallest_right = 0  # rows of the smallest item that was right, 0 before there is one
 
     def of_each(self, budgets: Sequence[Budget]) -> list[Case]:

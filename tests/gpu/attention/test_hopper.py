@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 
 import varlen_graphs as vg
 from tests.gpu.attention.test_api import BF16, FP16, TOLERANCE, packed
@@ -163,6 +164,32 @@ def test_captures_time_it_for_long_segments():
     with measuring():
         vg.varlen_attention(q, k, v, cu_seqlens, 8192)
     assert any(key[2] == q.shape and "hopper" in key for key in results)
+
+
+class Heads(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv = nn.Linear(64, 3 * 2 * 72)
+
+    def forward(self, x, cu_seqlens, max_seqlen):
+        q, k, v = self.qkv(x).view(-1, 3, 2, 72).unbind(1)
+        return vg.varlen_attention(q, k, v, cu_seqlens, max_seqlen).flatten(1)
+
+
+@pytest.mark.parametrize("by_calls", [False, True], ids=["capture", "calls"])
+def test_every_graph_has_the_fastest_kernel_for_its_size(by_calls):
+    spec = vg.BufferSpec(
+        vg.inputs.Rows("x", shape=(64,)), vg.Lengths(), [vg.buffers.CuSeqlens(), vg.buffers.MaxSeqlen()]
+    )
+    sizes = [3072 + by_calls, 5120 + by_calls, 9216 + by_calls]  # of no other test
+    encoder = vg.GraphedEncoder(Heads().cuda().to(BF16).eval(), sizes, spec)
+    if by_calls:
+        for rows in sizes:
+            encoder(torch.randn(rows, 64, device="cuda", dtype=BF16), lengths=[rows])
+    else:
+        encoder.capture()
+    timed = {key[2][0] for key in results if "hopper" in key and key[2][1:] == (2, 72)}
+    assert timed.issuperset(sizes)
 
 
 def test_more_elements_than_32_bits_count():
