@@ -98,3 +98,29 @@ def test_what_the_user_changes_before_such_a_run_is_no_change_by_the_module():
     assert torch.equal(encoder(x := rows_for([300]), lengths=[300]), module.lin(x) * 2)  # beyond the budgets
     with pytest.raises(vg.errors.StaleGraphError, match="'wide' changed from False to True"):
         encoder.check()
+
+
+KEPT = []
+
+
+def lengths_of(table):
+    KEPT.append(table.values)
+    return table.item_rows[table.row_item]
+
+
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(8, 8)
+
+    def forward(self, x, scale):
+        return self.lin(x) * scale[:, None]
+
+
+def test_what_a_buffer_keeps_of_the_items_is_nothing_of_the_rows():
+    buffer = vg.buffers.DeviceBuffer("scale", lengths_of)
+    spec = vg.BufferSpec(vg.inputs.Rows("x", shape=(8,)), vg.Lengths(), [buffer])
+    encoder = vg.GraphedEncoder(Scaled().eval(), [16, 32], spec, backend="tape").capture()
+    rows = rows_for([3, 4])
+    assert relative(encoder(rows, lengths=[3, 4]), encoder.eager(rows, lengths=[3, 4])) < 1e-5
+    assert encoder.stats.replays.total() == 1

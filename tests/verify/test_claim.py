@@ -195,3 +195,27 @@ def test_a_module_that_draws_random_numbers_gives_no_verdict():
 def test_who_declares_is_checked():
     with pytest.raises(vg.errors.SpecError, match=r"declared_by='me': expected 'user' or 'recipe'"):
         vg.BufferSpec("x", vg.Lengths(), declared_by="me")
+
+
+class Gathers(nn.Module):
+    """Adds to each row the tensor of its item, whose index it takes, or computes from the lengths."""
+
+    def forward(self, x, lengths, c, item=None):
+        if item is None:
+            item = torch.arange(len(lengths)).repeat_interleave(lengths)
+        return x + c[item]
+
+
+def test_tensors_of_items_that_are_declared_by_row_reach_the_module_as_the_caller_has_them():
+    """Graphs of one item cannot show that the declaration is wrong."""
+    spec = vg.BufferSpec(
+        vg.inputs.Rows("x", (8,)),
+        vg.Lengths(),
+        [vg.buffers.DeviceBuffer("item", lambda table: table.row_item)],
+        inputs=[vg.inputs.PerItem("c", (8,), per_row=True)],
+    )
+    module = Gathers()
+    encoder = vg.GraphedEncoder(module, [vg.budgets.Budget(16, items=1)], spec, backend="tape")
+    for lengths in ([20, 17], [3], [20, 17], [5, 4]):
+        x, c = rows_for(lengths), torch.randn(len(lengths), 8)
+        assert distance(encoder(x, lengths=lengths, c=c), module(x, torch.tensor(lengths), c)) < 1e-5

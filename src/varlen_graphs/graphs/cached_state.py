@@ -252,7 +252,8 @@ class _Writes(SharedWrites):
     def run_operator(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator, and return its result."""
         result = super().run_operator(func, args, kwargs)
-        inputs = {*map(address_of, tensors_in(args, kwargs))}
+        made_of_numbers = func is torch.ops.aten.lift_fresh.default  # the last step of `torch.tensor`
+        inputs = set() if made_of_numbers else {*map(address_of, tensors_in(args, kwargs))}
         of_sizes = all(map(self._is_of_sizes, inputs))
         for made in tree_leaves(result):
             if isinstance(made, Tensor) and (address := address_of(made)):

@@ -317,10 +317,6 @@ class Forward:
             self.verdict.agreed.add(call.key)
         return own
 
-    def is_wrong(self, key: StaticKey) -> bool:
-        """Return True if the declared forward was found wrong for such static arguments."""
-        return self._is_right(key) is False
-
     def _is_right(self, key: StaticKey) -> bool | None:
         """Return True or False if it is known, or if nothing will check it."""
         if self.verdict.wrong or self.verdict.verified is None:
@@ -346,8 +342,7 @@ class Forward:
         if not (self.answers_itself(call) or leaves_out):
             return Reference(self.exact(call), MODULE if self.is_module else DECLARATION)
         try:
-            by_row = self.function is None and bool(self._inputs_by_row(call))  # as declared, not as the caller has it
-            return Reference(self.without(call) if leaves_out else self.answer(call), DECLARATION if by_row else MODULE)
+            return Reference(self.without(call) if leaves_out else self.answer(call), MODULE)
         except Exception as error:
             if is_out_of_memory(error):
                 raise
@@ -406,7 +401,7 @@ class Forward:
             if not (self.spec.layout.optional or self.is_module) or arguments.get(name) is not None:
                 arguments[name] = as_tensor(name, arguments[name], call.rows.device).to(call.rows.device)
         run = partial(self._run_itself, call.positional, grad)
-        if self.function is None and not self.is_wrong(call.key):
+        if self.function is None and self._is_right(call.key):
             return run(arguments | by_row)
         try:
             return run(arguments)
@@ -418,9 +413,11 @@ class Forward:
     def _by_row(self, call: Call) -> dict[str, Tensor]:
         """Return tensors with an entry an item that the captured forward gets an entry a row of, in that form.
 
-        Whether the module itself takes them so is declared where it is what is captured, and found by trying elsewhere.
+        The module itself is tried in the caller's form first, until the declaration is verified: it may be wrong.
         """
-        if not (given := self._inputs_by_row(call)):
+        names = [one.name for one in self.spec.inputs if isinstance(one, PerItem) and one.per_row]
+        given = {name: call.inputs[name] for name in names if name in call.inputs}
+        if not given:
             return {}
         rows = torch.tensor(read_layout(self.spec, call).rows, device=call.rows.device)
         by_name = {one.name: one for one in self.spec.inputs}
@@ -428,10 +425,6 @@ class Forward:
             name: tensor.to(call.rows.device, self.input_dtype(by_name[name])).repeat_interleave(rows, 0)
             for name, tensor in given.items()
         }
-
-    def _inputs_by_row(self, call: Call) -> dict[str, Tensor]:
-        names = [one.name for one in self.spec.inputs if isinstance(one, PerItem) and one.per_row]
-        return {name: call.inputs[name] for name in names if name in call.inputs}
 
     def _run_itself(self, positional: int, grad: bool, arguments: dict[str, Any]) -> Any:
         args, arguments = self._signature.as_passed(positional, arguments)

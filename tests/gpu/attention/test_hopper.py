@@ -181,7 +181,7 @@ def test_every_graph_has_the_fastest_kernel_for_its_size(by_calls):
     spec = vg.BufferSpec(
         vg.inputs.Rows("x", shape=(64,)), vg.Lengths(), [vg.buffers.CuSeqlens(), vg.buffers.MaxSeqlen()]
     )
-    sizes = [3072 + by_calls, 5120 + by_calls, 9216 + by_calls]  # of no other test
+    sizes = [3072 + 64 * by_calls, 5120 + 64 * by_calls, 9216 + 64 * by_calls]  # of no other test
     encoder = vg.GraphedEncoder(Heads().cuda().to(BF16).eval(), sizes, spec)
     if by_calls:
         for rows in sizes:
