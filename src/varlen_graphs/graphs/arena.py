@@ -263,15 +263,23 @@ class Arena:
         Two proportions of rows and items, with few rows each, because a module may have a limit of its own; but as many
         as an item needs to have entries in all outputs.
         """
-        several = min(3, len(self.table))
+        several, few = min(3, len(self.table)), self._few
         if self._spec.layout.one_row:
             return [self._probe(several + 1, 1), self._probe(several, 1)]
-        few = max(-(-PROBE_ROWS // self._spec.row_multiple) * self._spec.row_multiple, self._least)
         return [self._probe(1, 2 * few), self._probe(several, few)]
+
+    def odd_probe(self) -> tuple[Tensor, ItemTable, dict[str, Tensor]]:
+        """Return other rows than those of `probes`: an odd number, where items may have that, of one or three items."""
+        items = 3 if len(self.table) >= 3 else 1
+        return self._probe(items, 1 if self._spec.layout.one_row else self._few + self._spec.row_multiple)
 
     def smallest_probe(self) -> tuple[Tensor, ItemTable, dict[str, Tensor]]:
         """Return one item of as few rows as an item may have."""
         return self._probe(1, self._least)
+
+    @property
+    def _few(self) -> int:
+        return max(-(-PROBE_ROWS // self._spec.row_multiple) * self._spec.row_multiple, self._least)
 
     @property
     def _least(self) -> int:

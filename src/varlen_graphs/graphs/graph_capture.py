@@ -20,7 +20,7 @@ from varlen_graphs.errors import CaptureError
 from varlen_graphs.graphs.allowance import Allowance
 from varlen_graphs.graphs.arena import Arena
 from varlen_graphs.graphs.bound_forward import BoundForward, outputs_of
-from varlen_graphs.graphs.cached_state import Run, StateCheck, runs_of
+from varlen_graphs.graphs.cached_state import ODD, Run, StateCheck, runs_of
 from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.graphs.graph_set import GraphSet, HeldMemory
 from varlen_graphs.graphs.output_form import OutputForm, check_constants
@@ -332,7 +332,11 @@ def _state_check(
     """Return a check by runs of a call, or of a sample if there is none."""
 
     def runs(forward: Forward) -> Run:
-        return lambda which: bound(forward).run_probe(arena.probes()[0], which)  # each with an item table of its own
+        def run(which: int) -> Parts:
+            probe = arena.probes()[0] if which < ODD else arena.odd_probe()  # each with an item table of its own
+            return bound(forward).run_probe(probe, which)
+
+        return run
 
     def of_an_item(forward: Forward) -> Run:
         return partial(bound(forward).run_probe, arena.smallest_probe())
