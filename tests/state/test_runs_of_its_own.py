@@ -124,3 +124,41 @@ def test_what_a_buffer_keeps_of_the_items_is_nothing_of_the_rows():
     rows = rows_for([3, 4])
     assert relative(encoder(rows, lengths=[3, 4]), encoder.eager(rows, lengths=[3, 4])) < 1e-5
     assert encoder.stats.replays.total() == 1
+
+
+class TableOfTheLastLength(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lin, self.length = nn.Linear(8, 8), 0
+        self.register_buffer("table", torch.zeros(512, 8), persistent=False)
+
+    def forward(self, x):
+        if len(x) != self.length:
+            self.table.zero_()
+            self.table[: len(x)] = 1
+            self.length = len(x)
+        return self.lin(x) * self.table[: len(x)]
+
+
+def test_what_a_capture_writes_for_its_size_is_not_read_by_earlier_graphs():
+    module, plain = TableOfTheLastLength().eval(), TableOfTheLastLength().eval()
+    plain.load_state_dict(module.state_dict())
+    spec = vg.BufferSpec(vg.inputs.Rows("x", shape=(8,)), vg.Lengths())
+    encoder = vg.GraphedEncoder(module, [64, 128, 256], spec, backend="tape")
+    for rows in (250, 60, 250, 120, 250, 60, 120):
+        x = rows_for([rows])
+        assert relative(encoder(x, lengths=[rows]), plain(x)) < 1e-5
+    assert encoder.stats.replays.total() == 7
+    assert len(encoder.executor.store) == 3
+
+
+def test_later_graphs_of_a_module_that_keeps_nothing_need_no_other_copy_of_it():
+    spec = vg.BufferSpec(vg.inputs.Rows("input", shape=(8,)), vg.Lengths())
+    encoder = vg.GraphedEncoder(nn.Sequential(nn.Linear(8, 8)).eval(), [64, 128, 256], spec, backend="tape")
+    encoder(rows_for([250]), lengths=[250])
+    (graphs,) = encoder.executor.store.sets
+    captured, eager, guard = graphs.captured, graphs.eager, encoder.executor.store.guard
+    for rows in (60, 120):
+        encoder(rows_for([rows]), lengths=[rows])
+    assert len(graphs) == 3
+    assert (graphs.captured, graphs.eager, encoder.executor.store.guard) == (captured, eager, guard)

@@ -162,12 +162,14 @@ class GraphCapture:
             self._begin_check(self.check, budget)
 
     def _to_capture(self) -> tuple[BoundForward, Shadow]:
-        """Return the forward to capture, and its shadow: one for all graphs of the set.
+        """Return the forward to capture, and its shadow: that of earlier graphs, if no run has changed it.
 
-        The shadow shares what no run writes, so that graphs follow the module where that is changed in place.
+        Else what later runs write would be read by earlier graphs. Where torch's compiler has to see the forward, there
+        is one for all. The shadow shares what no run writes, so that graphs follow the module where that is changed in
+        place.
         """
-        graphs = self._graphs
-        if graphs.captured is None:
+        graphs, is_compiled = self._graphs, self._original.compiled is not None
+        if graphs.captured is None or not (is_compiled or graphs.captured[1].is_current):
             shadow = Shadow(self._original.module, graphs.mutated_state)
             graphs.captured = self._bound(self._original.on(shadow), writes=SharedWrites(shadow)), shadow
         return graphs.captured

@@ -75,7 +75,7 @@ class GraphSet:
         most_rows: Rows of the largest budget that was ever captured, by which the pool is sized.
         mutated_state: Addresses of what runs of the module write to.
         meets_compiler: True if runs meet code of torch's compiler, or it is not known before the first capture.
-        captured: The forward that graphs capture, and its shadow of the module: one for all of them.
+        captured: The forward that the last graph captured, and its shadow of the module.
         eager: The forward that eager runs beside captures use, and its shadow, as long as that is current.
         snapshot: What the module kept before the first capture.
         moving: Paths of attributes and containers that runs change, and that changes no output.
@@ -205,9 +205,10 @@ class GraphSet:
         self.drop(budget)
 
     def clear(self) -> None:
-        """Drop all graphs."""
+        """Drop all graphs, and the copies of the module."""
         for graphs in (self._graphs, self._memory, self.exact):
             graphs.clear()
+        self.captured = self.eager = None
         self._changes += 1
 
     def bytes(self) -> dict[Budget, int]:
