@@ -162,3 +162,25 @@ def test_later_graphs_of_a_module_that_keeps_nothing_need_no_other_copy_of_it():
         encoder(rows_for([rows]), lengths=[rows])
     assert len(graphs) == 3
     assert (graphs.captured, graphs.eager, encoder.executor.store.guard) == (captured, eager, guard)
+
+
+class ByABuffer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(8, 8)
+        self.register_buffer("scale", torch.ones(8))
+
+    def forward(self, x):
+        return self.lin(x) * self.scale
+
+
+def test_a_buffer_that_is_loaded_behind_the_back_of_torch_reaches_earlier_and_later_graphs():
+    module = ByABuffer().eval()
+    spec = vg.BufferSpec(vg.inputs.Rows("x", shape=(8,)), vg.Lengths())
+    encoder = vg.GraphedEncoder(module, [64, 256], spec, backend="tape")
+    encoder(rows_for([250]), lengths=[250])
+    module.scale.data.mul_(3)  # which no version counts
+    for rows in (60, 250):
+        x = rows_for([rows])
+        assert relative(encoder(x, lengths=[rows]), module(x)) < 1e-5
+    assert encoder.stats.replays.total() == 3

@@ -335,12 +335,14 @@ def runs_of(call: Call) -> Callable[[Forward], Run]:
 
 
 def _other(rows: Tensor, which: int) -> Tensor:
-    """Return other rows, in the range of the given ones: reflected in it, or turned and, if numbers, smaller."""
-    of_numbers = rows.is_floating_point() or rows.is_complex()
-    if which == 2 and not rows.is_complex() and rows.numel():
-        low, high = (rows if of_numbers else rows.long()).aminmax()
-        return (low + high - rows).to(rows.dtype)
-    return rows.flip(-1) / which if of_numbers else rows.flip(-1)
+    """Return other rows, in the range of the given ones: reflected in it, or turned and, if numbers, smaller. Syncs."""
+    is_integral = not (rows.is_floating_point() or rows.is_complex())
+    if which == 2 and rows.numel() and not rows.is_complex():
+        values = rows.long() if is_integral else rows.double()
+        low, high = values.aminmax()
+        if is_integral or (high - low).isfinite():
+            return (low + high - values).to(rows.dtype)
+    return rows.flip(-1) if is_integral else (rows.flip(-1) / which).to(rows.dtype)
 
 
 def _tensors(parts: Parts) -> list[Tensor]:

@@ -103,9 +103,9 @@ class GraphCapture:
         if self.check is not None:  # later ones go by what the first have shown
             self._begin_check(self.check, max(budgets))
         budgets, spare = self._within_allowance(budgets, spare)
-        if self.check is not None and not graphs.mutated_state.issuperset(mutated := self.check.mutated_state()):
-            graphs.mutated_state |= mutated
-            graphs.captured = None
+        if self.check is not None:
+            graphs.mutated_state |= self.check.mutated_state()
+            graphs.captured = graphs.captured if self._original.compiled is not None else None
         forward, shadow = self._to_capture()
         if is_new := graphs.constants is None:
             with graphs.consensus.collective_try() as outcome, graphs.consensus.dry_run(), compiling_in_threads():
@@ -162,17 +162,19 @@ class GraphCapture:
             self._begin_check(self.check, budget)
 
     def _to_capture(self) -> tuple[BoundForward, Shadow]:
-        """Return the forward to capture, and its shadow: that of earlier graphs, if no run has changed it.
+        """Return the forward to capture, and its shadow, which shares what no run writes: graphs follow the module.
 
-        Else what later runs write would be read by earlier graphs. Where torch's compiler has to see the forward, there
-        is one for all. The shadow shares what no run writes, so that graphs follow the module where that is changed in
-        place.
+        The shadow is that of earlier graphs if nothing of it is its own, which later runs would write, and earlier
+        graphs read; and where torch's compiler has to see the forward, which is then one for all.
         """
-        graphs, is_compiled = self._graphs, self._original.compiled is not None
-        if graphs.captured is None or not (is_compiled or graphs.captured[1].is_current):
+        graphs = self._graphs
+        if graphs.captured is None or not self._serves_again(graphs.captured[1]):
             shadow = Shadow(self._original.module, graphs.mutated_state)
             graphs.captured = self._bound(self._original.on(shadow), writes=SharedWrites(shadow)), shadow
         return graphs.captured
+
+    def _serves_again(self, shadow: Shadow) -> bool:
+        return self._original.compiled is not None or (not shadow.cloned and shadow.is_current)
 
     def _run_at_capacity(self, forward: BoundForward, budget: Budget) -> None:
         """Run rows that fill a budget."""

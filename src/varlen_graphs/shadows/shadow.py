@@ -146,7 +146,6 @@ class Shadow:
         self.snapshot = Snapshot()
         self._own = Snapshot()
         self.cloned: list[Cloned] = []
-        self._versions: list[tuple[int, int]] = []
         self._registered = set[int]()
         self._storages: dict[int, torch.UntypedStorage | None] = {}  # clones by address; `None` for shared ones
         self._memories: list[_Memory] = []
@@ -193,11 +192,8 @@ class Shadow:
 
     @property
     def is_current(self) -> bool:
-        """True if neither the original nor the copy has changed since, as far as torch counts writes. No sync."""
-        if self._memories or any(one.original.is_inference() for one in self.cloned):  # nothing counts those writes
-            return False
-        versions = [(_version(original), _version(clone)) for _, original, clone in self.cloned]
-        return versions == self._versions and not (self.places() or self.snapshot.now())
+        """True if the copy is what a new one would be: neither it nor the original has changed since. Syncs."""
+        return not (self.snapshot.now() or self.changed())
 
     @property
     def nbytes(self) -> int:
@@ -316,7 +312,7 @@ class Shadow:
             memory = _Memory(_bytes_in(value), _bytes_in(own))
             self._memories.append(memory)
             if kind not in (array, bytearray):  # those may be given other memory
-                self._add_clone(path, _numbers_in(value), _numbers_in(own))
+                self.cloned.append(Cloned(path, _numbers_in(value), _numbers_in(own)))
                 self.snapshot.add(path, memory.original)
             for one in self._tensors:
                 self._share(one, memory)
@@ -471,7 +467,8 @@ class Shadow:
             return tensor
         if not tensor.numel():  # it may be resized
             clone = tensor.detach().clone()
-            return self._add_clone(path, tensor, clone)
+            self.cloned.append(Cloned(path, tensor, clone))
+            return clone
         address = address_of(tensor)
         if address not in self._storages:
             size = tensor.untyped_storage().nbytes()
@@ -488,14 +485,9 @@ class Shadow:
             clone.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
         clone.requires_grad_(tensor.requires_grad)
         vars(clone).update(vars(tensor))
-        self._add_clone(path, tensor, clone)
+        self.cloned.append(Cloned(path, tensor, clone))
         self._tensors.append(self.cloned[-1])
         any(self._share(self._tensors[-1], memory) for memory in self._memories)
-        return clone
-
-    def _add_clone(self, path: str, tensor: Tensor, clone: Tensor) -> Tensor:
-        self.cloned.append(Cloned(path, tensor, clone))
-        self._versions.append((_version(tensor), _version(clone)))
         return clone
 
     def _may_clone(self, tensor: Tensor) -> bool:
@@ -516,10 +508,6 @@ def held_by(module: nn.Module, beside: Mapping[str, Any]) -> list[Held]:
     for name, value in beside.items():
         walk.of(value, name)
     return walk.held
-
-
-def _version(tensor: Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
 
 
 def address_of(tensor: Tensor) -> int:
