@@ -124,15 +124,13 @@ class GraphCapture:
         return tried
 
     def _beside(self) -> tuple[Forward, Shadow]:
-        """Return the forward for eager runs beside the capture, and its shadow: that of the last capture if it may."""
-        graphs = self._graphs
-        if self.check is not None:
-            graphs.eager = self.check.forward, self.check.shadow
-        if (eager := graphs.eager) is None or not eager[1].is_current:
+        """Return the forward for eager runs beside the capture, and its shadow: of the check, or earlier ones."""
+        graphs, check = self._graphs, self.check
+        eager = graphs.eager if check is None else (check.forward, check.shadow)
+        if eager is None or (check is None and not eager[1].is_current):
             shadow = Shadow(self._original.module)
-            graphs.eager = eager = self._original.on(shadow), shadow
-        if eager[1].nbytes > MOST_KEPT:
-            graphs.eager = None
+            eager = self._original.on(shadow), shadow
+        graphs.eager = eager if eager[1].nbytes <= MOST_KEPT else None
         return eager
 
     def _begin_check(self, check: StateCheck, budget: Budget) -> None:

@@ -75,8 +75,8 @@ class GraphSet:
         most_rows: Rows of the largest budget that was ever captured, by which the pool is sized.
         mutated_state: Addresses of what runs of the module write to.
         meets_compiler: True if runs meet code of torch's compiler, or it is not known before the first capture.
-        captured: The forward that the last graph captured, and its shadow of the module.
-        eager: The forward that eager runs beside captures use, and its shadow, as long as that is current.
+        captured: The forward that was captured last, and its shadow of the module.
+        eager: The forward of the last eager runs beside captures, and its shadow, unless that takes much memory.
         snapshot: What the module kept before the first capture.
         moving: Paths of attributes and containers that runs change, and that changes no output.
         kept: Paths of what every run of the module changes, and that changes no output: replays leave it as it is.
