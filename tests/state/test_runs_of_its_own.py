@@ -194,3 +194,29 @@ def test_a_buffer_that_is_loaded_behind_the_back_of_torch_reaches_earlier_and_la
         x = rows_for([rows])
         assert relative(encoder(x, lengths=[rows]), module(x)) < 1e-5
     assert encoder.stats.replays.total() == 3
+
+
+class TurnsTwice(nn.Module):
+    """Changes the sign of its output from a third call on, and from a high first value on: both together keep it."""
+
+    third, peak = 1, torch.zeros(())
+
+    def __init__(self):
+        super().__init__()
+        self.lin, self.calls = nn.Linear(8, 8), 0
+
+    def forward(self, x):
+        self.calls += 1
+        if self.calls == 3:
+            TurnsTwice.third = -1
+        TurnsTwice.peak = torch.maximum(self.peak, x[0, 0])
+        return self.lin(x) * self.third * torch.where(self.peak > 0.5, -1, 1)
+
+
+def test_two_changes_that_cancel_in_the_end_are_seen_in_between():
+    spec = vg.BufferSpec(vg.inputs.Rows("x", shape=(8,)), vg.Lengths())
+    encoder = vg.GraphedEncoder(TurnsTwice().eval(), [64, 256], spec, backend="tape")
+    x = torch.linspace(-1, 1, 40).reshape(5, 8)  # low at first, and high where a run for the capture reflects it
+    with pytest.warns(UserWarning, match="another output for the same rows after other calls"):
+        encoder(x, lengths=[5])
+    assert encoder.stats.replays.total() == 0
