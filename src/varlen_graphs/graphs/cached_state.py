@@ -109,11 +109,12 @@ class StateCheck:
             for which in (2, 3) * (FEW // 2):  # as often as captures do, which share what was not written
                 with suppress(Exception):
                     run_under(partial(self._run, which), self.writes)
-                self._run_first_rows()
+            self._run_first_rows()
         if at_capacity is not None:
             with suppress(Exception):
                 run_under(at_capacity, self.writes)
-            self._run_first_rows()
+            if self.shadow.changed():
+                self._run_first_rows()
 
     def mutated_state(self) -> set[int]:
         """Return the addresses of the storages that the module has written to so far. Syncs."""
