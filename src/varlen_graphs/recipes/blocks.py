@@ -6,6 +6,7 @@ forward of its own, and weights that are plain parameters.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,6 +31,30 @@ RMS_NORMS = (
 
 SWIGLUS = ("Glm4VisionMlp", "Glm4vMoeisionMlp", "GlmOcrVisionMlp", "PixtralMLP", "Qwen2_5OmniMLP", "Qwen2_5_VLMLP")
 """Classes of transformers that compute `down_proj(act_fn(gate_proj(x)) * up_proj(x))`."""
+
+
+@dataclass(frozen=True)
+class LinearWeights:
+    """A plain linear layer by its weights, for layers of engines that compute one: fused as an `nn.Linear` is."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the product with `x` `[rows, dim]`, and the bias added."""
+        return F.linear(x, self.weight, self.bias)
+
+
+@dataclass(frozen=True)
+class RMSNormWeights:
+    """A plain RMS norm by its weight, for norms of engines that compute one."""
+
+    weight: Tensor
+    variance_epsilon: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the norm of `x` `[rows, dim]`."""
+        return F.rms_norm(x, self.weight.shape, self.weight, self.variance_epsilon)
 
 
 def add_norm(x: Tensor, delta: Tensor, norm: Any) -> tuple[Tensor, Tensor]:
@@ -59,7 +84,7 @@ def rms_norm(x: Tensor, norm: Any) -> Tensor:
 
 def swiglu(x: Tensor, mlp: Any) -> Tensor:
     """Return `mlp(x)` for `x` `[rows, dim]`; a plain SwiGLU makes one pass over memory between its matrix products."""
-    if type(mlp).__name__ in SWIGLUS and _is_called_same_dtype(mlp) and _is_silu(mlp.act_fn):
+    if type(mlp).__name__ in SWIGLUS and runs_own_forward(mlp) and _is_silu(mlp.act_fn):
         gate, up = mlp.gate_proj(x), mlp.up_proj(x)
         out: Tensor = mlp.down_proj(silu_mul(gate, up) if _same_dtype(gate, up) else mlp.act_fn(gate) * up)
     else:
@@ -69,7 +94,8 @@ def swiglu(x: Tensor, mlp: Any) -> Tensor:
 
 def linear_activation(x: Tensor, linear: Any, activation: Any) -> Tensor:
     """Return `activation(linear(x))`; a plain linear layer and a tanh GELU become one matrix product."""
-    if is_plain(linear, nn.Linear) and _is_tanh_gelu(activation) and _same_dtype(x, linear.weight, linear.bias):
+    plain = type(linear) is LinearWeights or is_plain(linear, nn.Linear)
+    if plain and _is_tanh_gelu(activation) and _same_dtype(x, linear.weight, linear.bias):
         out: Tensor = linear_gelu(x, linear.weight, linear.bias)
     else:
         out = activation(linear(x))
@@ -173,19 +199,19 @@ def _check_heads(projected: Tensor, parts: int, heads: int, dim: int) -> None:
 def is_plain(module: Any, kind: type[nn.Module]) -> bool:
     """Return True if a module is exactly of `kind`, with no hooks, no forward of its own, and plain parameters."""
     # `weight_norm` is a hook. Quantisers keep `nn.Linear` and replace its weight by a tensor subclass.
-    if type(module) is not kind or not _is_called_same_dtype(module):
+    if type(module) is not kind or not runs_own_forward(module):
         return False
     bias = getattr(module, "bias", None)
     return type(module.weight) is nn.Parameter and (bias is None or type(bias) is nn.Parameter)
 
 
-def _is_called_same_dtype(module: Any) -> bool:
-    """Return True if calling a module runs the forward of its class and nothing else."""
+def runs_own_forward(module: Any) -> bool:
+    """Return True if calling a module runs the forward of its class, and no hooks."""
     return not ("forward" in vars(module) or module._forward_hooks or module._forward_pre_hooks)
 
 
 def _is_rms_norm(norm: Any) -> bool:
-    return type(norm).__name__ in RMS_NORMS and is_plain(norm, type(norm))
+    return type(norm) is RMSNormWeights or (type(norm).__name__ in RMS_NORMS and is_plain(norm, type(norm)))
 
 
 def _is_silu(activation: Any) -> bool:

@@ -8,14 +8,11 @@ from vllm.config import get_current_vllm_config_or_none
 from vllm.model_executor.layers.attention.mm_encoder_attention import MMEncoderAttention
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
-from varlen_graphs.attention.api import TileSchedule, varlen_attention
+from varlen_graphs.attention.api import varlen_attention
 from varlen_graphs.engines.vllm.settings import read_settings
 
 LARGEST_HEAD = 256
 """Largest `head_dim` of the kernel."""
-
-SCHEDULE = "varlen_graphs_schedule"
-"""Attribute of a tensor `cu_seqlens` that holds the tile schedule computed from it, which its layers share."""
 
 
 class VarlenAttention(MMEncoderAttention):
@@ -70,9 +67,7 @@ class VarlenAttention(MMEncoderAttention):
                 q, k, v, starts * rows, rows, cu_seqlens_k=starts * keys, max_seqlen_k=keys, scale=self.scale
             )
         else:
-            schedule: TileSchedule | None = getattr(cu_seqlens, SCHEDULE, None)
-            longest = _longest(max_seqlen, q.shape[0])
-            out = varlen_attention(q, k, v, cu_seqlens, longest, scale=self.scale, schedule=schedule)
+            out = varlen_attention(q, k, v, cu_seqlens, _longest(max_seqlen, q.shape[0]), scale=self.scale)
         return out.reshape(query.shape)
 
 
