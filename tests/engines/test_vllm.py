@@ -1,6 +1,7 @@
 """vLLM's own towers and attention, from its released wheel, with and without the library."""
 
 import logging
+import re
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -22,11 +23,13 @@ from vllm.config.lora import LoRAConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.custom_op import op_registry_oot
 from vllm.model_executor.layers.attention.mm_encoder_attention import MMEncoderAttention
+from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.model_loader.utils import process_weights_after_loading
 from vllm.model_executor.models.siglip import SiglipVisionModel
 from vllm.model_executor.models.vision import run_dp_sharded_mrope_vision_model
 from vllm.plugins import load_plugins_by_group
 from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.utils.import_utils import PlaceholderModule
 from vllm.v1.worker.worker_base import WorkerWrapperBase
 
 from tests.engines.vllm_models import (
@@ -269,6 +272,68 @@ def test_the_profiling_run_captures_all_graphs_and_no_call_another(folders, monk
     assert encoder.bytes() == held
 
 
+def test_the_log_of_the_start_has_one_line_for_each_tower(folders):
+    with messages() as found:
+        worker_of(folders["qwen3_vl"], TAPE)
+    (only,) = found
+    assert re.fullmatch(
+        r"varlen_graphs runs visual of Qwen3VLForEmbedding as 3 CUDA graphs of 64 to 256 rows, made in "
+        r"\d+\.\d s, which hold \d+ MiB",
+        only,
+    )
+
+
+def test_graphs_that_are_missing_are_named(folders):
+    """One budget takes more memory than the limit allows, or all of them do."""
+    with messages() as found:
+        worker_of(folders["qwen3_vl"], TAPE | {"memory": "3MiB"})
+    made, missing = found
+    assert made.startswith("varlen_graphs runs visual of Qwen3VLForEmbedding as 2 CUDA graphs ")
+    assert re.match(r"varlen_graphs uses no graph of \d+ rows for visual: with it graphs hold more than", missing)
+    with messages() as found:
+        worker_of(folders["qwen3_vl"], TAPE | {"memory": 1000})
+    (only,) = found
+    assert only.startswith("varlen_graphs has no graphs for visual of Qwen3VLForEmbedding: with it graphs hold more")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_special_layers_are_called(folders, kind):
+    """As quantised ones: here a method of its own, for one layer of the attention and one of the MLP."""
+    config = engine_config(folders[kind], TAPE)
+    models = [load(engine_config(folders[kind])), load(config)]
+    for model in models:
+        block = model.visual.blocks[1]
+        for layer in (block.attn.proj, block.mlp.linear_fc1 if kind == "qwen3_vl" else block.mlp.gate_up_proj):
+            layer.quant_method = Doubling()
+    with messages() as found, set_current_vllm_config(config):
+        graph_towers(models[1], config)
+    plain, graphed = models
+    assert found[0].startswith("varlen_graphs calls 2 linear layers of visual, such as blocks.1.attn.proj, instead of")
+    rows, grid = rows_of(plain, GRIDS[0]), [*map(list, GRIDS[0])]
+    for _ in range(2):
+        assert distance(graphed.visual(rows, grid), plain.visual(rows, grid)) < TOLERANCE
+    assert replays(graphed) == 2
+
+
+class Doubling(UnquantizedLinearMethod):
+    """A method whose product is not the plain one."""
+
+    def apply(self, layer, x, bias=None):
+        return super().apply(layer, 2 * x, bias)
+
+
+def test_placeholders_of_packages_that_are_absent_are_not_touched(folders, monkeypatch):
+    absent = PlaceholderModule("a_package_that_is_absent")
+    for name in ("vllm.model_executor.models.qwen3_vl", "vllm.model_executor.layers.linear"):
+        monkeypatch.setattr(sys.modules[name], "absent", absent, raising=False)
+        monkeypatch.setattr(sys.modules[name], "part_of_it", absent.placeholder_attr("part"), raising=False)
+    with pytest.raises(ModuleNotFoundError):
+        _ = absent.anything
+    graphed = graphed_in(engine_config(folders["qwen3_vl"], TAPE))
+    graphed.visual(rows_of(graphed, GRIDS[0]), GRIDS[0])
+    assert replays(graphed) == 1
+
+
 def test_the_profiling_run_captures_for_the_arguments_of_its_calls(tmp_path):
     """The Transformers backend asks towers without a recipe for hidden states."""
     model = worker_of(write_llava(tmp_path), {"backend": "tape"}, model_impl="transformers")
@@ -343,10 +408,13 @@ def messages():
     handler = logging.Handler()
     handler.emit = lambda record: found.append(record.getMessage())
     logger = logging.getLogger("vllm.varlen_graphs")
+    level = logger.level
     logger.addHandler(handler)
+    logger.setLevel(logging.INFO)  # vLLM's default, where tests ask for less
     try:
         yield found
     finally:
+        logger.setLevel(level)
         logger.removeHandler(handler)
 
 

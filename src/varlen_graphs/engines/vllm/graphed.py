@@ -1,6 +1,8 @@
 """Graphed towers of a loaded model of vLLM."""
 
+import time
 from collections.abc import Callable, Iterator
+from textwrap import shorten
 
 import torch
 from torch import nn
@@ -11,15 +13,19 @@ from vllm.model_executor.layers.linear import ColumnParallelLinear, RowParallelL
 from vllm.model_executor.models.transformers.multimodal import MultiModalMixin
 
 from varlen_graphs.capture.mode import DISABLED, is_disabled
+from varlen_graphs.engines.vllm.blocks import called_layers
 from varlen_graphs.engines.vllm.settings import Settings, read_settings
 from varlen_graphs.engines.vllm.towers import TOWERS
-from varlen_graphs.errors import SpecError
+from varlen_graphs.errors import SpecError, counted
 from varlen_graphs.huggingface.encoders import Encoders
 from varlen_graphs.huggingface.installed import Installed, installed
 from varlen_graphs.huggingface.wrap import encoders, unwrap, wrap
 from varlen_graphs.options.capture import Capture
 
 logger = init_logger("vllm.varlen_graphs")
+
+LINE = 600
+"""Most characters of a reason in the log."""
 
 
 def graph_towers(model: nn.Module, config: VllmConfig) -> Encoders:
@@ -42,7 +48,7 @@ def graph_towers(model: nn.Module, config: VllmConfig) -> Encoders:
     found = encoders(model)
     found.eager |= {path: reason for path, reason in reasons.items() if reason is not None}
     if not found and not found.eager:
-        logger.error(
+        logger.warning(
             "varlen_graphs is switched on, but %s has no tower that it graphs: expected one of %s, or vLLM's "
             "Transformers backend; try --model-impl transformers",
             type(model).__name__,
@@ -69,6 +75,7 @@ def _wrap(path: str, module: nn.Module, config: VllmConfig, settings: Settings) 
     try:
         if type(module).__name__ in TOWERS:
             _check(module)
+            _log_called_layers(path, module)
             if config.model_config.multimodal_config.mm_device_do_normalize:
                 options["row_dtype"] = torch.uint8
         wrap(module, settings.budgets, **options)
@@ -81,9 +88,48 @@ def _wrap(path: str, module: nn.Module, config: VllmConfig, settings: Settings) 
             one.falls_back = True  # an error would end the engine
     except Exception as error:  # whatever it is, vLLM can serve the model
         unwrap(module)
-        logger.error("varlen_graphs leaves %s eager: %s", path, error)
+        logger.warning("varlen_graphs leaves %s eager: %s", path, shorten(str(error), LINE))
         return str(error)
     return None
+
+
+def _log_called_layers(path: str, tower: nn.Module) -> None:
+    if called := called_layers(tower):
+        logger.info(
+            "varlen_graphs calls %s of %s, such as %s, instead of fusing what is around: they are quantised, or have "
+            "adapters or hooks",
+            counted(len(called), "linear layer"),
+            path,
+            called[0],
+        )
+
+
+def log_outcome(model: nn.Module, config: VllmConfig, graphed: Encoders, start: float) -> None:
+    """Log, in a line each, what is graphed and at what price, and what was asked for and is not.
+
+    Args:
+        model: The model.
+        config: The configuration of the engine.
+        graphed: The encoders of the model.
+        start: Time of `time.perf_counter` before they were made.
+    """
+    seconds, name = time.perf_counter() - start, type(model).__name__
+    for path, encoder in graphed.items():
+        store = encoder.executor.store
+        rows = [budget.rows for graphs in store.sets for budget in graphs.budgets]
+        if not rows:
+            reasons = [_why_eager(config), *encoder.disabled.values(), "the engine was not profiled with calls of it"]
+            logger.warning("varlen_graphs has no graphs for %s of %s: %s", path, name, next(filter(None, reasons)))
+            continue
+        logger.info(
+            "varlen_graphs runs %s of %s as %s of %d to %d rows, made in %.1f s, which hold %.0f MiB",
+            path, name, counted(len(rows), "CUDA graph"), min(rows), max(rows), seconds,
+            encoder.bytes() / 2**20,
+        )  # fmt: skip
+        missing = {one: why for one, why in encoder.disabled.items() if one not in store.budgets.left_out}
+        for budget, why in missing.items():
+            logger.warning("varlen_graphs uses no graph of %d rows for %s: %s", budget.rows, path, shorten(why, LINE))
+    logger.debug("%s", graphed.report())
 
 
 def needs_calls(model: nn.Module, config: VllmConfig) -> bool:

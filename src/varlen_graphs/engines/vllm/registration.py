@@ -2,6 +2,7 @@
 
 import functools
 import threading
+import time
 from typing import Any
 
 import torch
@@ -75,19 +76,19 @@ def _with_captures(worker: Any, config: Any, determine_available_memory: Any) ->
         try:
             _capture(worker.model_runner, config)
         except Exception as error:  # whatever it is, vLLM can serve the model
-            logger.error("varlen_graphs leaves all towers eager: %s", error)
+            logger.warning("varlen_graphs leaves all towers eager: %s", " ".join(str(error).split()))
         return determine_available_memory(*args, **kwargs)
 
     return capture_and_measure
 
 
 def _capture(runner: Any, config: Any) -> None:
-    """Graph the towers of the model, and capture all graphs, or none; log a report."""
+    """Graph the towers of the model, and capture all graphs, or none; log what came of it."""
     from vllm.config import set_current_vllm_config
 
-    from varlen_graphs.engines.vllm.graphed import capture_all, graph_towers, needs_calls
+    from varlen_graphs.engines.vllm.graphed import capture_all, graph_towers, log_outcome, needs_calls
 
-    model = runner.get_model()
+    model, start = runner.get_model(), time.perf_counter()
     try:
         with torch.inference_mode():
             graphed = graph_towers(model, config)
@@ -98,4 +99,4 @@ def _capture(runner: Any, config: Any) -> None:
     except BaseException:
         unwrap(model)
         raise
-    logger.info("varlen_graphs in %s: %s", type(model).__name__, graphed.report())
+    log_outcome(model, config, graphed, start)
