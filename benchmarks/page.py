@@ -16,8 +16,10 @@ from benchmarks.common import percentile, table
 from benchmarks.coverage import page as coverage
 from benchmarks.traces import SINGLES, TRACES
 
-PAGES = [Path("docs/benchmarks.md"), Path("docs/benchmarks-history.md"), Path("docs/appendix-coverage.md")]
-"""The newest commit's figures, those of earlier ones, and what `vg.wrap` makes of the models of transformers."""
+PAGES = [
+    *map(Path, ("docs/benchmarks.md", "docs/benchmarks-history.md", "docs/appendix-coverage.md", "docs/engines.md"))
+]
+"""The newest commit's figures, those of earlier ones, what `vg.wrap` makes of transformers' models, and engines."""
 
 PLACE = re.compile(r"(<!-- table: (\w+) (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
@@ -268,6 +270,7 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "serving": plain("served", "clients", "system", "requests_s", "p50_ms", "p99_ms"),
     "service": service,
     "replicas": replicas,
+    "vllm": plain("size", "own_encoder_ms", "encoder_ms", "own_ttft_ms", "ttft_ms"),
     "proof": plain("capture", "total_s", "captured_s", "proven_s", "timed_s"),
 }
 

@@ -18,7 +18,6 @@ from vllm.model_executor.layers.linear import (
     RowParallelLinear,
     UnquantizedLinearMethod,
 )
-from vllm.model_executor.layers.utils import cpu_unquantized_gemm, default_unquantized_gemm
 from vllm.model_executor.parameter import ModelWeightParameter
 
 from varlen_graphs.recipes.blocks import LinearWeights, RMSNormWeights, linear_activation, runs_own_forward
@@ -26,13 +25,10 @@ from varlen_graphs.recipes.blocks import LinearWeights, RMSNormWeights, linear_a
 LINEARS = (ColumnParallelLinear, MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear)
 """Layers that compute a plain product if they are neither quantised nor sharded."""
 
-PRODUCTS = (default_unquantized_gemm, cpu_unquantized_gemm)
-"""Functions of vLLM that compute what `torch.nn.functional.linear` does; others are a choice of the user's."""
-
 Layer = Callable[[Tensor], Tensor]
 
 
-class Attention(NamedTuple):
+class AttentionParts(NamedTuple):
     """Attention of a block, as `run_block` of the recipes takes it."""
 
     qkv: Layer
@@ -42,23 +38,23 @@ class Attention(NamedTuple):
     scaling: float
 
 
-class Block(NamedTuple):
+class BlockParts(NamedTuple):
     """A block, as `run_block` of the recipes takes it."""
 
     norm1: Layer
     norm2: Layer
-    attn: Attention
+    attn: AttentionParts
     mlp: Any
 
 
-def blocks_of(tower: Any) -> list[Block]:
+def blocks_of(tower: Any) -> list[BlockParts]:
     """Return the blocks of a tower."""
-    return [Block(norm(block.norm1), norm(block.norm2), _attention(block.attn), block.mlp) for block in tower.blocks]
+    return [BlockParts(norm(one.norm1), norm(one.norm2), _attention(one.attn), one.mlp) for one in tower.blocks]
 
 
-def _attention(attn: Any) -> Attention:
+def _attention(attn: Any) -> AttentionParts:
     core = attn.attn
-    return Attention(linear(attn.qkv), linear(attn.proj), core.num_heads, core.head_size, core.scale)
+    return AttentionParts(linear(attn.qkv), linear(attn.proj), core.num_heads, core.head_size, core.scale)
 
 
 def mlp(x: Tensor, layers: Any) -> Tensor:
@@ -100,7 +96,7 @@ def called_layers(tower: nn.Module) -> list[str]:
 def _is_plain_linear(layer: Any) -> bool:
     if type(layer) not in LINEARS or type(layer.quant_method) is not UnquantizedLinearMethod:
         return False
-    whole = layer.tp_size == 1 and not layer.skip_bias_add and layer.quant_method._gemm_impl in PRODUCTS
+    whole = layer.tp_size == 1 and not layer.skip_bias_add
     return whole and _is_plain(layer) and layer.weight.shape == (layer.output_size, layer.input_size)
 
 
