@@ -220,3 +220,29 @@ def test_two_changes_that_cancel_in_the_end_are_seen_in_between():
     with pytest.warns(UserWarning, match="another output for the same rows after other calls"):
         encoder(x, lengths=[5])
     assert encoder.stats.replays.total() == 0
+
+
+class TurnsOnce(nn.Module):
+    """Has another sign in its third call alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.lin, self.calls = nn.Linear(8, 8), 0
+
+    def forward(self, x):
+        self.calls += 1
+        return self.lin(x) * (-1 if self.calls == 3 else 1)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_what_is_so_in_one_call_alone_is_seen(ahead):
+    spec = vg.BufferSpec(vg.inputs.Rows("x", shape=(8,)), vg.Lengths())
+    module, plain = TurnsOnce().eval(), TurnsOnce().eval()
+    plain.load_state_dict(module.state_dict())
+    encoder = vg.GraphedEncoder(module, [64, 256], spec, backend="tape")
+    with pytest.warns(UserWarning, match="another output for the same rows"):
+        encoder.capture() if ahead else None
+        for lengths in ([5], [40, 30], [7], [5], [9]):
+            x = rows_for(lengths)
+            assert torch.equal(encoder(x, lengths=lengths), plain(x))
+    assert encoder.stats.replays.total() == 0

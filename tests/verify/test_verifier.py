@@ -322,7 +322,7 @@ def test_a_number_that_the_function_in_place_of_a_module_keeps_is_told():
         return x * (position_ids < longest)[:, None]
 
     message = refused(encoder_of(Cut(), POSITIONS, forward=forward))
-    assert "An eager run of the declared buffers and forward=, without padding, is wrong too" in message
+    assert "after a first call of few rows, and keeps something in 'forward.kept.longest'" in message
 
 
 def test_a_cache_filled_at_capture_is_told():

@@ -45,6 +45,9 @@ MANY = 1000
 ODD = 4
 """The run of a sample that has an odd number of rows, if there may be one."""
 
+FIRST = 1, False
+"""Key of the output of the first rows."""
+
 Run = Callable[[int], Parts]
 """Runs a forward on a few rows, different ones for each integer; see `ODD`."""
 
@@ -82,8 +85,8 @@ class StateCheck:
         self._run = runs(self.forward)
         self.writes = _Writes(self.shadow)
         self.kept: list[str] = []
-        self._first: list[Tensor] = []
-        self._others: list[list[Tensor]] = []  # further outputs of the first rows, where they are not the first one
+        self._outputs: dict[tuple[int, bool], list[Tensor]] = {}  # the first one of each rows
+        self._others: list[tuple[list[Tensor], list[Tensor]]] = []  # with another output of the same rows
         self._versions = _versions(self.shadow.shared)
 
     def begin(self, at_capacity: Callable[[], object] | None = None, is_first: bool = False) -> None:
@@ -97,9 +100,7 @@ class StateCheck:
             CaptureError: The module writes to its parameters, registers what depends on its rows, or lets the rows of
                 one run change the output of the next.
         """
-        first = run_under(lambda: self._run(1), self.writes)
-        self._first = _tensors(first)
-        del first
+        self._noted(1, self._run, self.shadow, self.writes)
         if is_first and self.writes.keeps_outside(self.forward, self.shadow):
             again = self._again(self._run, self.shadow)[1]  # a thread that compiled a kernel has ended by then
             if any(one.keeps_outside(self.forward, self.shadow) for one in (self.writes, again)):
@@ -108,13 +109,14 @@ class StateCheck:
             self._compare(changed)
             for which in (2, 3) * (FEW // 2):  # as often as captures do, which share what was not written
                 with suppress(Exception):
-                    run_under(partial(self._run, which), self.writes)
-            self._run_first_rows()
+                    self._noted(which, self._run, self.shadow, self.writes)
+            self._outputs = {FIRST: self._outputs[FIRST]}  # others may be large
+            self._again(self._run, self.shadow)
         if at_capacity is not None:
             with suppress(Exception):
                 run_under(at_capacity, self.writes)
             if self.shadow.changed():
-                self._run_first_rows()
+                self._again(self._run, self.shadow)
 
     def mutated_state(self) -> set[int]:
         """Return the addresses of the storages that the module has written to so far. Syncs."""
@@ -134,7 +136,7 @@ class StateCheck:
         """
         for which in (2, 3):  # of either sign
             self._short(self.forward, self.shadow, which)
-            writes = self._run_first_rows()
+            _, writes = self._again(self._run, self.shadow)
         if self._others:
             (*_, one), (*_, other) = self._fresh(1), self._fresh(1)
             if _versions(self.shadow.shared) != self._versions:
@@ -145,20 +147,19 @@ class StateCheck:
             if noise > precision**0.5:  # both have drawn the same random numbers
                 raise_changed_outside(self._original)
             allowed = ROUNDING * max(noise, precision)  # it may round in another way once a cache is filled
-            if any(_apart(self._first, again) > allowed for again in self._others):
-                if _apart(self._first, one) > allowed:
+            if any(_apart(*outputs) > allowed for outputs in self._others):
+                if _apart(self._outputs[FIRST], one) > allowed:
                     raise_changed_outside(self._original)
                 return self._mismatch("after other calls", self.shadow.changes())
         return self._mismatch_of_more_runs() if writes.written or self.shadow.changed() else None
 
     def _mismatch_of_more_runs(self) -> str | None:
         """Return why the output changes with more runs, if it does: of a new shadow, because others have run on NaN."""
-        fresh, short = Shadow(self._original.module), None
+        fresh, known = Shadow(self._original.module), len(self._others)
         own = self._original.on(fresh)
-        if (one := self._short(own, fresh)) is not None:
-            self._short(own, fresh, which=3)
-            short = self._short(own, fresh)
-        if one is not None and short is not None and _apart(one, short) > ROUNDING * _precision(one):
+        for which in (2, 3, 2):
+            self._short(own, fresh, which)
+        if any(_apart(*outputs) > ROUNDING * _precision(outputs[0]) for outputs in self._others[known:]):
             return self._mismatch("after a first call of few rows", self.shadow.changes())
         shadow = Shadow(self._original.module)
         run = self._runs(self._original.on(shadow))
@@ -197,28 +198,25 @@ class StateCheck:
             "capture. Compute in each call what depends on the call."
         )
 
-    def _run_first_rows(self) -> "_Writes":
-        """Run the first rows again, now, as later runs may change back what earlier ones have changed."""
-        again, writes = self._again(self._run, self.shadow)
-        if not _equal(self._first, again):
-            self._others.append(again)
-        return writes
-
-    def _short(self, forward: Forward, shadow: Shadow, which: int = 2) -> list[Tensor] | None:
-        """Run a short item, always with the same random numbers, if the forward takes it."""
-        if self._of_an_item is None:
-            return None
-        run = self._of_an_item(forward)
+    def _noted(self, which: int, run: Run, shadow: Shadow, writes: "_Writes", is_short: bool = False) -> list[Tensor]:
+        """Run some rows, always with the same random numbers; note an output that is not the first of these rows."""
         shadow.random.restart()
-        with suppress(Exception):  # it may need more rows
-            return run_under(lambda: _tensors(run(which)), _Writes(shadow))
-        return None
+        output = _tensors(run_under(partial(run, which), writes))
+        first = self._outputs.setdefault((which, is_short), output)
+        if not _equal(first, output):
+            self._others.append((first, output))
+        return output
+
+    def _short(self, forward: Forward, shadow: Shadow, which: int) -> None:
+        """Run a short item, if the forward takes it."""
+        if self._of_an_item is not None:
+            with suppress(Exception):  # it may need more rows
+                self._noted(which, self._of_an_item(forward), shadow, _Writes(shadow), is_short=True)
 
     def _again(self, run: Run, shadow: Shadow) -> tuple[list[Tensor], "_Writes"]:
         """Run the first rows again, with the same random numbers."""
-        shadow.random.restart()
         writes = _Writes(shadow)
-        return run_under(lambda: _tensors(run(1)), writes), writes
+        return self._noted(1, run, shadow, writes), writes
 
     def _compare(self, changed: Sequence[str]) -> None:
         """Compare what runs of other rows leave behind, and the outputs after them."""
@@ -227,8 +225,7 @@ class StateCheck:
             one, other, again = (Shadow(shadow.module, (), compares=False) for shadow, _, _ in fresh)
             differ = _differences(one, other) - _differences(one, again)  # but random numbers and clocks
             registered = sorted(path for path in differ if one.registered(path) or other.registered(path))
-            outputs = [_tensors(run(3)) for _, run, _ in fresh]
-            self._others += [output for _, _, output in fresh[::2] if not _equal(self._first, output)]
+            outputs = [self._noted(3, run, shadow, _Writes(shadow)) for shadow, run, _ in fresh]
         except VarlenGraphsError:
             raise
         except Exception as error:
@@ -248,7 +245,7 @@ class StateCheck:
         """Run the forward on a new shadow; return that, the function that runs it, and the output."""
         shadow = Shadow(self._original.module)
         run = self._runs(self._original.on(shadow))
-        return shadow, run, run_under(lambda: _tensors(run(which)), _Writes(shadow))
+        return shadow, run, self._noted(which, run, shadow, _Writes(shadow))
 
 
 class _Writes(SharedWrites):
