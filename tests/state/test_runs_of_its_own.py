@@ -241,8 +241,8 @@ def test_what_is_so_in_one_call_alone_is_seen(ahead):
     plain.load_state_dict(module.state_dict())
     encoder = vg.GraphedEncoder(module, [64, 256], spec, backend="tape")
     with pytest.warns(UserWarning, match="another output for the same rows"):
-        encoder.capture() if ahead else None
-        for lengths in ([5], [40, 30], [7], [5], [9]):
-            x = rows_for(lengths)
-            assert torch.equal(encoder(x, lengths=lengths), plain(x))
+        outputs = [(encoder.capture() if ahead else encoder)(rows_for([5]), lengths=[5])]
+    calls = [[5], [40, 30], [7], [5], [9]]
+    outputs += [encoder(rows_for(lengths), lengths=lengths) for lengths in calls[1:]]
+    assert all(torch.equal(output, plain(rows_for(lengths))) for output, lengths in zip(outputs, calls, strict=True))
     assert encoder.stats.replays.total() == 0
