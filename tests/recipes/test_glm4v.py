@@ -146,8 +146,8 @@ def test_half_precision_is_as_close_to_float32_as_the_original(family):
 
 
 def test_heads_patches_and_the_table_of_the_real_size():
-    """GLM-4.1V-9B with one block and a narrower merger: heads of 128, patches of 14 x 14, a table of 24 x 24."""
-    real = {"hidden_size": 1536, "num_heads": 12, "image_size": 336, "patch_size": 14, "out_hidden_size": 4096}
+    """Two of the heads of GLM-4.1V-9B, of 128 channels, its patches of 14 x 14, and its table of 24 x 24."""
+    real = {"hidden_size": 256, "num_heads": 2, "image_size": 336, "patch_size": 14, "out_hidden_size": 512}
     tower = glm4v_tower(depth=1, intermediate_size=512, initializer_range=0.01, **real)
     encoder = vg.recipes.glm4v(tower, [512], backend="tape", verify=UNVERIFIED)
     grid = [(1, 16, 16), (2, 10, 8)]

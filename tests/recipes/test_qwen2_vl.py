@@ -107,8 +107,8 @@ def test_the_default_budgets_hold_any_images_of_half_a_window_a_side():
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen2_5_omni"])
 def test_the_sizes_of_the_real_tower(family):
-    """Heads of 80 channels, windows of 8 x 8 patches, 3420 inner channels."""
-    real = {"hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16, "patch_size": 14, "out_hidden_size": 512}
+    """Two of its heads, of 80 channels, windows of 8 x 8 patches, 3420 inner channels."""
+    real = {"hidden_size": 160, "intermediate_size": 3420, "num_heads": 2, "patch_size": 14, "out_hidden_size": 512}
     config = real | {"depth": 2, "window_size": 112, "fullatt_block_indexes": [1]}
     tower = qwen2_tower(family=family, **config)
     grid = [(1, 14, 22), (2, 8, 10)]
@@ -119,7 +119,7 @@ def test_the_sizes_of_the_real_tower(family):
 
 
 def test_the_sizes_of_the_real_qwen2_vl():
-    tower = qwen2_tower(family="qwen2_vl", depth=2, embed_dim=1280, num_heads=16, patch_size=14, mlp_ratio=4)
+    tower = qwen2_tower(family="qwen2_vl", depth=2, embed_dim=160, num_heads=2, patch_size=14, mlp_ratio=4)
     grid = [(1, 14, 22), (2, 8, 10)]
     rows = pixels(grid, row=3 * 2 * 14 * 14)
     encoder = qwen2_encoder(tower, [512], verify=UNVERIFIED)
