@@ -50,6 +50,8 @@ def eager_reason(spec: BufferSpec, layout: Layout, padded: tuple[int, ...] = ())
         return EMPTY_ITEM
     if spec.min_rows > 1 and (least := min(layout.rows)) < spec.min_rows:
         return f"an item of {counted(least, 'row')}, with min_rows={spec.min_rows}"
+    if not spec.layout.pictures:  # nearly always
+        return None
     return spec.layout.eager_reason(layout, padded) if isinstance(spec.layout, Pictures) else None
 
 

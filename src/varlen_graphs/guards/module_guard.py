@@ -120,12 +120,15 @@ class ModuleGuard:
         on_host = not any(memory.is_cuda for memory in self._memory)
         count = 1 if on_host else _odd_prime(min(CALLS, -(-len(self._slots) // SAMPLE)))
         self._all = SlotGroup(self._slots)
-        registries = [(owner, name, owner[name], len(owner[name])) for _, owner, name, _ in self._names]
-        self._samples = cycle(
-            [(SlotGroup([*self._always, *self._slots[at::count]]), registries[at::count]) for at in range(count)]
-        )
+        registries = [(owner, name) for _, owner, name, _ in self._names]
         # No event tells of these: `insert` makes the registry of a container longer, `pop` makes another one.
-        self._contents = [(own, own["_modules"], len(own["_modules"])) for own in self._containers]
+        contents = [(own, "_modules") for own in self._containers]
+        self._samples = cycle(
+            [
+                SlotGroup([*self._always, *self._slots[at::count]], [*contents, *registries[at::count]])
+                for at in range(count)
+            ]
+        )
 
     def find_change(self) -> Change | None:
         """Compare everything, and describe the first change, if any."""
@@ -174,18 +177,8 @@ class ModuleGuard:
         longer than the rest of a call. What lies in lists and closures, and the attribute snapshot, are compared by
         `find_change` only. What was changed once may change again, so then every call compares everything.
         """
-        slots, registries = next(self._samples)
-        for owner, name, own, size in registries:
-            if owner[name] is not own or len(own) != size:
-                return self.find_change()
-        same = not self._was_changed and slots.unchanged()
-        return None if same and self._contents_unchanged() else self.find_change()
-
-    def _contents_unchanged(self) -> bool:
-        for own, parts, size in self._contents:  # noqa: SIM110 - a generator costs a call an entry
-            if own["_modules"] is not parts or len(parts) != size:
-                return False
-        return True
+        sample = next(self._samples)
+        return self.find_change() if self._was_changed or not sample.unchanged() else None
 
 
 def _odd_prime(most: int) -> int:

@@ -1,6 +1,6 @@
 """Slots that hold tensors and submodules, and comparison of their values with those at capture."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from operator import attrgetter, is_
 from typing import Any, NamedTuple
 
@@ -41,11 +41,23 @@ class Slot(NamedTuple):
         return cls(path, Place({"": {"": tensor}}, "", ""), tensor)
 
 
-class SlotGroup:
-    """Some slots, prepared for fast comparison in the registries that their modules have now."""
+Registry = tuple[Any, str]
+"""The attributes of a module, and the name of a registry among them."""
 
-    def __init__(self, slots: list[Slot]) -> None:
+
+class SlotGroup:
+    """Some slots, prepared for fast comparison in the registries that their modules have now.
+
+    Args:
+        slots: The slots.
+        registries: Registries whose objects and sizes are compared, too.
+    """
+
+    def __init__(self, slots: list[Slot], registries: Sequence[Registry] = ()) -> None:
         self._slots = slots
+        self._owners, self._registry_names = [own for own, _ in registries], [name for _, name in registries]
+        self._whole = [own[name] for own, name in registries]
+        self._sizes = [*map(len, self._whole)]
         self._registries = [slot.place.owner[slot.place.registry] for slot in slots]
         self._names = [slot.place.name for slot in slots]
         self._values = [slot.value for slot in slots]
@@ -60,10 +72,14 @@ class SlotGroup:
         self._formats = [_format(tensor) for tensor in self._tensors]
 
     def unchanged(self) -> bool:
-        """Return True if all slots hold the same objects, at the same addresses and in the same form."""
-        now = map(dict.get, self._registries, self._names)
+        """Return True if all slots hold the same objects, at the same addresses and in the same form.
+
+        And if the registries are the same objects, with as many entries.
+        """
         return (
-            all(map(is_, now, self._values))
+            all(map(is_, map(dict.get, self._owners, self._registry_names), self._whole))
+            and list(map(len, self._whole)) == self._sizes
+            and all(map(is_, map(dict.get, self._registries, self._names), self._values))
             and list(map(self._address, self._tensors)) == self._addresses
             and list(map(_FORM, self._tensors)) == self._forms
             and list(map(self._stride, self._tensors)) == self._strides
