@@ -50,6 +50,8 @@ class Signature:
 
     Attributes:
         names: Names of declared arguments, and of those of the module.
+        positional: Names of arguments that a call may pass by position, in order.
+        asks_user: True if each call asks a function of the user's whether it must run eager.
         optional: Names of declared arguments that a call may leave out.
 
     Raises:
@@ -68,6 +70,7 @@ class Signature:
         self._spec = spec
         self._module = module
         self._eager_if = eager_if
+        self.asks_user = eager_if is not None
         self._who = type(module).__name__
         compiled = dict(module.named_children()).get("_orig_mod")  # by torch.compile
         own = parameters_of(getattr(module if compiled is None else compiled, method), f"{self._who}.{method}")
@@ -99,13 +102,13 @@ class Signature:
         declared = [spec.row_input.name, *spec.describing, *self._inputs]
         order = own if spec.row_input.name in own else captured
         positional = [n for n, p in order.items() if p.kind is p.POSITIONAL_OR_KEYWORD and n not in self._produced]
-        self._positional = positional + [name for name in declared if name not in positional]
+        self.positional = positional + [name for name in declared if name not in positional]
         self._declared = frozenset(declared)
         self.names = self._declared | self._module_takes
         self.optional = {column.name for column in spec.layout.columns if column.default is not None}
         self.optional |= {one.name for one in spec.inputs if one.default is not None}
         self.optional |= {spec.layout.name} if spec.layout.optional else set()
-        self._expected = [name for name in self._positional if name in self._declared - self.optional]
+        self._expected = [name for name in self.positional if name in self._declared - self.optional]
         self._required = [
             name
             for name, parameter in captured.items()
@@ -173,7 +176,7 @@ class Signature:
         if self._spec.layout.optional and description[self._spec.layout.name] is None:
             description[self._spec.layout.name] = self._spec.layout.missing(rows.shape)
         static_args, eager_reason = (
-            self.bind_static_args(others, rows.shape, description) if others else self._bind_no_static_args()
+            self.bind_static_args(others, rows.shape, description) if others else self.bind_no_static_args()
         )
         if eager_reason is None and self._eager_if is not None:
             eager_reason = self.why_eager()
@@ -227,7 +230,7 @@ class Signature:
             elif original:
                 eager_reason = eager_reason if value is None else reason
             else:
-                raise InputError(f"{self._who} has no argument {name!r}; it takes {self._positional}")
+                raise InputError(f"{self._who} has no argument {name!r}; it takes {self.positional}")
         if self._required and (missing := [name for name in self._required if name not in arguments]):
             declared = "pass them if they are the same in every call, or declare buffers of these names"
             raise InputError(
@@ -240,7 +243,7 @@ class Signature:
             eager_reason = asked or f"no {self._asked} any more"
         return static_args, eager_reason
 
-    def _bind_no_static_args(self) -> tuple[dict[str, Any], str | None]:
+    def bind_no_static_args(self) -> tuple[dict[str, Any], str | None]:
         """Return what `bind_static_args` returns for no arguments, which changes with the configuration alone."""
         settings = settings_now(self._module)
         if self._no_static_args is None or self._no_static_args[0] != settings:
@@ -266,18 +269,18 @@ class Signature:
 
     def as_passed(self, positional: int, arguments: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         """Return the module's arguments that its caller passed by position, as its hooks see them, and the others."""
-        came = self._positional[:positional]
+        came = self.positional[:positional]
         names = takewhile(lambda name: name in came and name in arguments, self._own_positional)
         named = dict(arguments)
         return [named.pop(name) for name in names], named
 
     def _named(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Return all arguments by name."""
-        if len(args) > len(self._positional):
+        if len(args) > len(self.positional):
             raise InputError(
-                f"got {counted(len(args), 'positional argument')}; {self._who} takes {self._positional} here"
+                f"got {counted(len(args), 'positional argument')}; {self._who} takes {self.positional} here"
             )
-        arguments = dict(zip(self._positional, args, strict=False))
+        arguments = dict(zip(self.positional, args, strict=False))
         for name, value in kwargs.items():
             if name in arguments:
                 raise InputError(f"argument {name!r} came twice, by position and by name")

@@ -119,6 +119,18 @@ class Arena:
             expected = packed.describe(self._extent.dims, self._row_shape)
             raise InputError(f"{packed.name} is {came}: expected {expected}, as captured")
 
+    def takes(self, rows: Tensor) -> bool:
+        """Return True if these are dense packed rows of the shape, the dtype and the device of those here."""
+        static = self.rows
+        return (
+            rows.layout is torch.strided
+            and not rows.is_nested
+            and rows.dtype is static.dtype
+            and rows.dim() > 0
+            and rows.shape[1:] == self._row_shape
+            and rows.device == static.device
+        )
+
     def poison(self) -> None:
         """Overwrite floating tensors with NaN and rare numbers, which the next call finds as padding."""
         poison_floating([self.rows, *self._inputs.memory])

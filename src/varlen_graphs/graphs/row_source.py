@@ -66,14 +66,32 @@ class RowSource:
             InputError: The memory of the rows was freed.
         """
         rows, (there, here) = call.rows, slices[0]
-        address, count = rows.data_ptr(), here.rows
+        address, count = self._address(rows), here.rows
+        if not address or len(slices) > 1 or call.staged:
+            return None
+        if call.to_pack:
+            return address, count, int(has_padding(count, len(call.sizes), call.padded))
+        if there.row + count > rows.shape[0]:  # never reads past the rows, whatever the slices
+            return None
+        return address + self._row_bytes * there.row, count, 0
+
+    def whole(self, rows: Tensor) -> RowPointer | None:
+        """Return where the rows of a replay of a whole call lie; `None` if its graph cannot copy them as they are.
+
+        Raises:
+            InputError: The memory of the rows was freed.
+        """
+        address = self._address(rows)
+        return (address, rows.shape[0], 0) if address else None
+
+    def _address(self, rows: Tensor) -> int:
+        """Return the address of rows that graphs can copy as they are, or 0."""
+        address = rows.data_ptr()
         if address == rows.storage_offset() * rows.itemsize:  # there is no memory
             check_not_freed(rows, "the rows")
-            return None
+            return 0
         if (
             not self._copies
-            or len(slices) > 1
-            or call.staged
             or rows.dtype is not self._rows.dtype
             or rows.device != self._rows.device
             or not rows.is_contiguous()
@@ -82,12 +100,8 @@ class RowSource:
             or address % UNIT
             or address in self._static
         ):
-            return None
-        if call.to_pack:
-            return address, count, int(has_padding(count, len(call.sizes), call.padded))
-        if there.row + count > rows.shape[0]:  # never reads past the rows, whatever the slices
-            return None
-        return address + self._row_bytes * there.row, count, 0
+            return 0
+        return address
 
     def copy(self, most: int) -> None:
         """Write the first `most` rows: copies, and zeros as padding. Queued on the current stream; no sync.

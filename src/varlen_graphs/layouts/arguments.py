@@ -98,6 +98,10 @@ class LayoutArgument(ABC):
             LayoutError: `value` describes no items, or impossible ones; an item may have no rows.
         """
 
+    def plain(self, entries: list[Any]) -> list[tuple[int, int, int]] | None:
+        """Return what `parse` returns for a list whose entries are certainly valid; `None` for any other."""
+        return None
+
     def check_rows(self, layout: Layout, shape: Sequence[int], rows: str) -> None:
         """Check that the items fit rows of this `shape`, which error messages call `rows`.
 

@@ -48,7 +48,7 @@ class GridTHW(LayoutArgument):
                 does not divide.
         """
         entries = as_list(self.name, value, "[items, 3] of (t, h, w)")
-        items = self._plain(entries)
+        items = self.plain(entries)
         if items is not None:
             return items
         items = []
@@ -60,8 +60,8 @@ class GridTHW(LayoutArgument):
             items.append((t, h, w))
         return items
 
-    def _plain(self, entries: list[Any]) -> list[tuple[int, int, int]] | None:
-        """Return the items if all entries are certainly valid; `None` sends them the slow path, which names errors."""
+    def plain(self, entries: list[Any]) -> list[tuple[int, int, int]] | None:
+        """Return the items if all entries are certainly valid, or `None`."""
         items, merge = [], self.merge
         for entry in entries:
             if type(entry) not in _PLAIN or len(entry) != 3:
@@ -128,6 +128,18 @@ class GridHW(LayoutArgument):
                 raise LayoutError(f"{self.name}[{index}] is {quoted(entry)}: expected two integers (h, w)")
             h, w = (size_of(f"{self.name}[{index}]", side, entry) for side in entry)
             _check_merge(f"{self.name}[{index}]", (h, w), self.merge)
+            items.append((1, h, w))
+        return items
+
+    def plain(self, entries: list[Any]) -> list[tuple[int, int, int]] | None:
+        """Return the items if all entries are certainly valid, or `None`."""
+        items, merge = [], self.merge
+        for entry in entries:
+            if type(entry) not in _PLAIN or len(entry) != 2:
+                return None
+            h, w = entry
+            if not (type(h) is type(w) is int and 0 <= h < 2**63 and 0 <= w < 2**63) or h % merge or w % merge:
+                return None
             items.append((1, h, w))
         return items
 

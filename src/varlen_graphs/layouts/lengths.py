@@ -48,6 +48,15 @@ class Lengths(LayoutArgument):
         lengths = as_list(self.name, value, "[items] lengths")
         return [(1, 1, size_of(f"{self.name}[{i}]", length, length)) for i, length in enumerate(lengths)]
 
+    def plain(self, entries: list[Any]) -> list[tuple[int, int, int]] | None:
+        """Return the items if all entries are certainly valid, or `None`."""
+        items = []
+        for length in entries:
+            if type(length) is not int or not 0 <= length < 2**63:
+                return None
+            items.append((1, 1, length))
+        return items
+
     def batch_length(self, value: Any, items: Sequence[tuple[int, int, int]], shape: Sequence[int]) -> int:
         """Return the length of a padded batch, that of the longest item if there are no rows yet, or 0 if packed."""
         if not self.padded:

@@ -98,9 +98,17 @@ class Router:
         batches = self._batches(layout, costs)
         if not any(map(_BUDGET, batches)):
             return Route(reason=self.why_missing(batches[0].layout(layout), rejected))
-        if timed and costs.measured and self._eager_is_faster(batches, layout, costs):
+        all_graphed = timed and costs.measured and all(map(_BUDGET, batches))
+        if all_graphed and self._eager_is_faster(total_cost(batches, costs), layout, costs):
             return Route(reason=EAGER_IS_FASTER)
         return Route(batches)
+
+    def whole(self, layout: Layout, costs: Costs, timed: bool) -> Budget | None:
+        """Return the budget of one replay of all items, if `route` is certain to choose it; else `None`."""
+        budget = single(self._spec.usage.of(layout), costs)
+        if budget is None or (timed and costs.measured and self._eager_is_faster(costs.replays[budget], layout, costs)):
+            return None
+        return budget
 
     def single_budget(self, layout: Layout, costs: Costs) -> Budget | None:
         """Return the budget of one replay of all items; `None` if the budgets that would hold them are disabled.
@@ -160,15 +168,15 @@ class Router:
             return batches
         return [ReplayBatch(one.budget, [i for group in one.items for i in layout.groups[group]]) for one in batches]
 
-    def _eager_is_faster(self, batches: Sequence[ReplayBatch], layout: Layout, costs: Costs) -> bool:
-        """Return True if the call takes clearly less time eager and without padding, as far as times were measured.
+    def _eager_is_faster(self, cost: float, layout: Layout, costs: Costs) -> bool:
+        """Return True if a call clearly takes less time eager than by graphs of this cost, if times were measured.
 
         Never for more rows than the largest budget has, which bounds the memory that a call takes.
         """
         rows = layout.size
-        if not all(map(_BUDGET, batches)) or rows > costs.budgets[-1].rows:
+        if rows > costs.budgets[-1].rows:
             return False
-        graphed = (1 - MARGIN) * total_cost(batches, costs)
+        graphed = (1 - MARGIN) * cost
         if graphed + costs.per_square * rows * rows <= costs.host:  # no call of so few rows is faster eager
             return False
         if graphed <= costs.exact(rows):  # attention is the same for both

@@ -34,6 +34,7 @@ from varlen_graphs.routing.router import Route, Router
 from varlen_graphs.serving.exact import ExactGraphs
 from varlen_graphs.serving.lazy import CAPTURING
 from varlen_graphs.serving.mostly_eager import MostlyEager
+from varlen_graphs.serving.plain_calls import NOT_PLAIN, PlainCalls
 from varlen_graphs.serving.replayed_items import DeviceItems, HostItems
 from varlen_graphs.serving.results import Collected
 from varlen_graphs.serving.row_checks import check_extra_inputs, check_rows, no_rows
@@ -45,8 +46,8 @@ from varlen_graphs.traffic.trace import Trace
 class Verification(Protocol):
     """Compares replays of calls with the module itself."""
 
-    def is_due(self, route: Route, graphs: GraphSet) -> bool:
-        """Return True if a graph of a route is still to be compared."""
+    def is_due(self, budgets: Sequence[Budget | None], graphs: GraphSet) -> bool:
+        """Return True if a graph of these budgets is still to be compared."""
 
     def run(self, executor: "Executor", call: Call, route: Route, graphs: GraphSet, own: Reference | None) -> Any:
         """Replay a call, and return the right output."""
@@ -98,6 +99,8 @@ class Executor:
         self.traces: list[Trace] = []
         self.exact: ExactGraphs | None = None
         self.used: defaultdict[StaticKey, Counter[Budget]] = defaultdict(Counter)
+        is_due = None if verification is None else verification.is_due
+        self._plain = PlainCalls(signature, router, store, stats, self.used, is_due)
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
         """Sort the arguments of a call, and read its items where the host has to see them.
@@ -122,6 +125,15 @@ class Executor:
         reason = self.mode.eager_reason(args, kwargs)
         if reason in WATCHERS:
             return self.watched(reason, args, kwargs)
+        if reason is None and self.exact is None and not self.traces:
+            grad = torch.is_grad_enabled()
+            try:
+                torch._C._set_grad_enabled(False)  # faster than `torch.no_grad`, and no interrupt leaves it half set
+                output = self._plain.answer(args, kwargs, grad)
+            finally:
+                torch._C._set_grad_enabled(grad)
+            if output is not NOT_PLAIN:
+                return output
         return self.answer(self.bind(args, kwargs), reason)
 
     def answer(self, call: Call, reason: str | None) -> Any:
@@ -137,7 +149,7 @@ class Executor:
             return self.eager(call, reason)
         grad = torch.is_grad_enabled()
         try:
-            torch._C._set_grad_enabled(False)  # faster than `torch.no_grad`, and no interrupt leaves it half entered
+            torch._C._set_grad_enabled(False)
             with on_device(call.rows.device), self.pool.exclusive(), self.pool.order:
                 usable, route, own = self.route(call)
                 if usable.graphs is not None and route.batches:
@@ -200,7 +212,8 @@ class Executor:
             The output; the module's own if the replay is wrong, whose budgets are disabled then.
         """
         verification = self.verification
-        if verification is None or (own is None and not verification.is_due(route, graphs)):
+        budgets = [batch.budget for batch in route.batches]
+        if verification is None or (own is None and not verification.is_due(budgets, graphs)):
             return self.replay(call, route, graphs)
         return verification.run(self, call, route, graphs, own)
 

@@ -1,6 +1,7 @@
 """Verify the first calls of each graph in service, and disable budgets whose graphs are wrong."""
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -49,14 +50,14 @@ class InService:
         self._options = options
         self._done: WeakKeyDictionary[Graph, int] = WeakKeyDictionary()  # a recaptured graph begins again
 
-    def is_due(self, route: Route, graphs: GraphSet) -> bool:
-        """Return True if a graph of a route is still to be compared."""
+    def is_due(self, budgets: Sequence[Budget | None], graphs: GraphSet) -> bool:
+        """Return True if a graph of these budgets is still to be compared."""
         if self._options.at_capture:
-            for batch in route.batches:  # a loop: a generator costs calls of its own
-                if batch.budget and batch.budget not in graphs.compared:
+            for budget in budgets:  # a loop: a generator costs calls of its own
+                if budget and budget not in graphs.compared:
                     return True
         calls = self._options.calls
-        return calls > 0 and any(self._done.get(graph, 0) < calls for graph in _graphs_of(route, graphs))
+        return calls > 0 and any(self._done.get(graphs[budget], 0) < calls for budget in budgets if budget is not None)
 
     def run(self, executor: Executor, call: Call, route: Route, graphs: GraphSet, own: Reference | None) -> Any:
         """Replay a call, and compare its output with the module's own, which is asked for if it is not given. Syncs.

@@ -1,0 +1,155 @@
+"""Calls that need no sorting: rows and a list of items, in the form of the graphs, which one graph answers.
+
+Nearly all calls of most encoders are such, and take half the host's time here. Whatever is not certain goes the way of
+all calls, which also tells what is wrong with one.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from varlen_graphs.budgets.budget import Budget
+from varlen_graphs.capture.pool import on_device
+from varlen_graphs.declaration.buffer_spec import BufferSpec
+from varlen_graphs.declaration.reading import eager_reason
+from varlen_graphs.declaration.signature import Signature
+from varlen_graphs.declaration.static_args import StaticKey
+from varlen_graphs.graphs.arena import Arena
+from varlen_graphs.graphs.graph_set import GraphSet
+from varlen_graphs.graphs.store import GraphStore
+from varlen_graphs.layouts.item_slice import ItemSlice
+from varlen_graphs.layouts.items import Layout
+from varlen_graphs.outputs.entries import Items, Rows
+from varlen_graphs.routing.router import Router
+from varlen_graphs.serving.results import copies
+from varlen_graphs.stats import Stats
+
+NOT_PLAIN = object()
+"""Stands for the output of a call that is not plain."""
+
+NO_STATIC_ARGS: StaticKey = ()
+
+
+class IsDue(Protocol):
+    """Tells whether a graph of these budgets is still to be compared with the module itself."""
+
+    def __call__(self, budgets: Sequence[Budget | None], graphs: GraphSet) -> bool:
+        """Return True if one is."""
+
+
+class PlainCalls:
+    """Answers plain calls.
+
+    Args:
+        signature: Knows the arguments.
+        router: Chooses the budget of a call.
+        store: The graphs.
+        stats: The counters.
+        used: Counts replays of budgets by static arguments.
+        is_due: Tells whether a graph is still to be compared; `None` if none is.
+    """
+
+    def __init__(
+        self,
+        signature: Signature,
+        router: Router,
+        store: GraphStore,
+        stats: Stats,
+        used: Mapping[StaticKey, Counter[Budget]],
+        is_due: IsDue | None,
+    ) -> None:
+        spec = store.forward.spec
+        self._signature = signature
+        self._router = router
+        self._store = store
+        self._stats = stats
+        self._used = used
+        self._is_due = is_due
+        self._spec = spec
+        self._rows, self._layout = spec.row_input.name, spec.layout.name
+        self._by_position = signature.positional[:2] == [self._rows, self._layout]
+        self._rows_first = signature.positional[0] == self._rows
+        self._certain = not store.lazy and not signature.asks_user and _is_plain(spec)
+        self._graphs: GraphSet | None = None  # whose outputs belong to rows and items
+
+    def answer(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], grad: bool) -> Any:
+        """Return the output of a call that graphs may answer as the mode is now, or `NOT_PLAIN`. Without grad.
+
+        Args:
+            args: Arguments by position.
+            kwargs: Arguments by name.
+            grad: True if the call came in grad mode.
+
+        Raises:
+            StaleGraphError, CaptureError: As for any call, see `GraphStore.usable`.
+        """
+        arena = self._store.arena
+        if not self._certain or arena is None or len(args) + len(kwargs) != 2:
+            return NOT_PLAIN
+        rows, items = self._named(args, kwargs)
+        if type(rows) is not Tensor or type(items) is not list or not arena.takes(rows):
+            return NOT_PLAIN
+        if grad and (rows.requires_grad or self._store.mode.may_train):
+            return NOT_PLAIN
+        parsed = self._spec.layout.plain(items)
+        if not parsed:
+            return NOT_PLAIN
+        layout = Layout(tuple(parsed))
+        if (
+            layout.total != rows.shape[0]
+            or layout.longest > self._spec.largest
+            or eager_reason(self._spec, layout) is not None
+            or self._signature.bind_no_static_args() != ({}, None)
+        ):
+            return NOT_PLAIN
+        pool = self._store.pool
+        with on_device(rows.device), pool.exclusive(), pool.order:
+            return self._replay(arena, rows.detach(), layout)
+
+    def _named(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+        """Return the rows and the items of a call of two arguments, `None` for what is not there."""
+        if not args:
+            return kwargs.get(self._rows), kwargs.get(self._layout)
+        if len(args) == 1:
+            return (args[0], kwargs.get(self._layout)) if self._rows_first else (None, None)
+        return args if self._by_position else (None, None)
+
+    def _replay(self, arena: Arena, rows: Tensor, layout: Layout) -> Any:
+        """Replay the graph of a call, if there is one that is to be used as it is."""
+        usable = self._store.usable(NO_STATIC_ARGS)
+        graphs = usable.graphs
+        if graphs is None or graphs.arena is not arena or arena.loading:
+            return NOT_PLAIN
+        if graphs is not self._graphs:
+            if not all(type(extent) in (Rows, Items) for extent in graphs.extents):  # others are functions of the items
+                return NOT_PLAIN
+            self._graphs = graphs
+        budget = self._router.whole(layout, usable.costs, usable.timed)
+        if budget is None or budget not in graphs or (self._is_due is not None and self._is_due((budget,), graphs)):
+            return NOT_PLAIN
+        pointer = arena.source.whole(rows)
+        if pointer is None:
+            return NOT_PLAIN
+        try:
+            arena.load_layout(layout, budget, pointer)
+            outputs = graphs.replay(budget)
+            self._stats.count_call(len(layout.items))  # while the GPU works
+            self._stats.count_replay(budget, layout.total)
+            self._used[NO_STATIC_ARGS][budget] += 1
+            everything = ItemSlice.of(layout)
+            parts = []
+            for extent, output in zip(graphs.extents, outputs, strict=True):
+                parts.append(extent.part(output, everything))
+            return graphs.rebuild(copies(parts))
+        finally:
+            arena.keeps_padding = False
+
+
+def _is_plain(spec: BufferSpec) -> bool:
+    """Return True if calls of a declaration may be plain: packed rows, and items that one argument describes."""
+    layout, rows = spec.layout, spec.row_input
+    padded = layout.padded or layout.pictures or layout.one_row or spec.packs
+    more = bool(layout.columns or spec.inputs or spec.host_buffers) or not layout.has_argument
+    return not (padded or more or rows.rows_dim or rows.strip) and spec.row_multiple == layout.row_multiple
