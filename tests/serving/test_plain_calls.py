@@ -1,4 +1,7 @@
-"""Calls of rows and a list of items, which take a short way: as others in every respect."""
+"""Calls of rows and items that the host knows, which take a short way: as others in every respect."""
+
+import gc
+import weakref
 
 import pytest
 import torch
@@ -13,18 +16,18 @@ from tests.support.towers import equal_bits, pixels, qwen3_vl_tower, tensors
 @pytest.fixture(scope="module")
 def encoders():
     """Two encoders of one module, the second of which asks the user at each call, so that no call is plain."""
-    plain = attention_encoder([32, 96, 192])
-    return plain, attention_encoder([32, 96, 192], plain.module, eager_if=lambda module: None)
+    plain = attention_encoder([32, 96, 192], layouts="reported")
+    return plain, attention_encoder([32, 96, 192], plain.module, layouts="reported", eager_if=lambda module: None)
 
 
 @given(
     lengths=st.lists(st.integers(0, 60), min_size=1, max_size=6).filter(any),
     by_position=st.booleans(),
-    as_tuple=st.booleans(),
+    form=st.sampled_from([list, tuple, torch.tensor]),
 )
-def test_outputs_and_counts_are_those_of_other_calls(encoders, lengths, by_position, as_tuple):
+def test_outputs_and_counts_are_those_of_other_calls(encoders, lengths, by_position, form):
     rows, before = rows_for(lengths), [one.stats.calls for one in encoders]
-    described = tuple(lengths) if as_tuple else lengths
+    described = form(lengths)
     outputs = [one(rows, lengths=described) if by_position else one(x=rows, lengths=described) for one in encoders]
     assert equal_bits(*outputs)
     plain, other = (one.stats for one in encoders)
@@ -43,6 +46,14 @@ WRONG = {
     "a length below 0": lambda rows: ((rows,), {"lengths": [13, -1]}),
     "a length that is no number": lambda rows: ((rows,), {"lengths": [5, "7"]}),
     "a truth value": lambda rows: ((rows,), {"lengths": [11, True]}),
+    "a tensor of floats": lambda rows: ((rows,), {"lengths": torch.tensor([5.0, 7.0])}),
+    "a tensor of more numbers than rows": lambda rows: (
+        (rows,),
+        {"lengths": torch.zeros(1, dtype=torch.long).expand(10**9)},
+    ),
+    "a tensor that was freed": lambda rows: ((rows,), {"lengths": freed(torch.tensor([5, 7]))}),
+    "a sparse tensor": lambda rows: ((rows,), {"lengths": torch.tensor([5, 7]).to_sparse()}),
+    "a number": lambda rows: ((rows,), {"lengths": torch.tensor(12)}),
     "no items": lambda rows: ((rows[:0],), {"lengths": []}),
     "other rows": lambda rows: ((rows[:, :-1],), {"lengths": [5, 7]}),
     "another dtype": lambda rows: ((rows.long(),), {"lengths": [5, 7]}),
@@ -115,3 +126,30 @@ def test_a_grid_is_answered_by_fields_of_the_output():
         assert ours.keys() == theirs.keys()
         assert all(equal_bits(ours[name], theirs[name]) for name in ours)
     assert plain.stats.replays == other.stats.replays
+
+
+class Halves(vg.Lengths):
+    """Lengths that count pairs of rows."""
+
+    def parse(self, value):
+        return [(1, 1, 2 * length) for _, _, length in super().parse(value)]
+
+
+def test_a_layout_of_ones_own_reads_its_items_itself():
+    module = torch.nn.Linear(8, 8).eval()
+    encoder = vg.GraphedEncoder(
+        module, [32], vg.BufferSpec(vg.inputs.Rows("input", shape=(8,)), Halves()), backend="tape"
+    )
+    for _ in range(3):
+        assert encoder(rows_for([10]), lengths=[2, 3]).shape == (10, 8)
+    assert encoder.stats.items == 6
+
+
+def test_released_graphs_keep_no_memory():
+    encoder, rows = attention_encoder([32], layouts="reported"), rows_for([5])
+    for _ in range(3):
+        encoder(rows, lengths=[5])
+    arena = weakref.ref(encoder.executor.store.arena)
+    encoder.release()
+    gc.collect()
+    assert arena() is None

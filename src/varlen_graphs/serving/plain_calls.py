@@ -1,17 +1,19 @@
-"""Calls that need no sorting: rows and a list of items, in the form of the graphs, which one graph answers.
+"""Calls that need no sorting: rows and items that the host knows, in the form of the graphs, which one graph answers.
 
 Nearly all calls of most encoders are such, and take half the host's time here. Whatever is not certain goes the way of
 all calls, which also tells what is wrong with one.
 """
 
+import weakref
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from torch import Tensor
 
 from varlen_graphs.budgets.budget import Budget
 from varlen_graphs.capture.pool import on_device
+from varlen_graphs.checks.values import EMPTY_ITEMS, check_not_freed, is_dense
 from varlen_graphs.declaration.buffer_spec import BufferSpec
 from varlen_graphs.declaration.reading import eager_reason
 from varlen_graphs.declaration.signature import Signature
@@ -19,8 +21,10 @@ from varlen_graphs.declaration.static_args import StaticKey
 from varlen_graphs.graphs.arena import Arena
 from varlen_graphs.graphs.graph_set import GraphSet
 from varlen_graphs.graphs.store import GraphStore
+from varlen_graphs.layouts.grids import GridHW, GridTHW
 from varlen_graphs.layouts.item_slice import ItemSlice
 from varlen_graphs.layouts.items import Layout
+from varlen_graphs.layouts.lengths import Lengths
 from varlen_graphs.outputs.entries import Items, Rows
 from varlen_graphs.routing.router import Router
 from varlen_graphs.serving.results import copies
@@ -30,6 +34,9 @@ NOT_PLAIN = object()
 """Stands for the output of a call that is not plain."""
 
 NO_STATIC_ARGS: StaticKey = ()
+
+LAYOUTS = (GridTHW, GridHW, Lengths)
+"""Layout arguments that tell which lists are certainly valid."""
 
 
 class IsDue(Protocol):
@@ -49,6 +56,7 @@ class PlainCalls:
         stats: The counters.
         used: Counts replays of budgets by static arguments.
         is_due: Tells whether a graph is still to be compared; `None` if none is.
+        simulated: True if the CPU stands in for a device, whose items the host does not read.
     """
 
     def __init__(
@@ -59,6 +67,7 @@ class PlainCalls:
         stats: Stats,
         used: Mapping[StaticKey, Counter[Budget]],
         is_due: IsDue | None,
+        simulated: bool,
     ) -> None:
         spec = store.forward.spec
         self._signature = signature
@@ -66,13 +75,14 @@ class PlainCalls:
         self._store = store
         self._stats = stats
         self._used = used
+        self._simulated = simulated
         self._is_due = is_due
         self._spec = spec
         self._rows, self._layout = spec.row_input.name, spec.layout.name
         self._by_position = signature.positional[:2] == [self._rows, self._layout]
         self._rows_first = signature.positional[0] == self._rows
         self._certain = not store.lazy and not signature.asks_user and _is_plain(spec)
-        self._graphs: GraphSet | None = None  # whose outputs belong to rows and items
+        self._checked: Callable[[], GraphSet | None] = _no_graphs  # those whose outputs belong to rows and items
 
     def answer(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], grad: bool) -> Any:
         """Return the output of a call that graphs may answer as the mode is now, or `NOT_PLAIN`. Without grad.
@@ -89,7 +99,11 @@ class PlainCalls:
         if not self._certain or arena is None or len(args) + len(kwargs) != 2:
             return NOT_PLAIN
         rows, items = self._named(args, kwargs)
-        if type(rows) is not Tensor or type(items) is not list or not arena.takes(rows):
+        if type(rows) is not Tensor or not arena.takes(rows):
+            return NOT_PLAIN
+        if type(items) is Tensor and items.is_cpu and (rows.is_cuda or not self._simulated):
+            items = self._listed(items, rows)
+        if type(items) is not list:
             return NOT_PLAIN
         if grad and (rows.requires_grad or self._store.mode.may_train):
             return NOT_PLAIN
@@ -116,16 +130,27 @@ class PlainCalls:
             return (args[0], kwargs.get(self._layout)) if self._rows_first else (None, None)
         return args if self._by_position else (None, None)
 
+    def _listed(self, items: Tensor, rows: Tensor) -> Any:
+        """Return a tensor of items on the CPU as a list, if it is dense, and no larger than items can be.
+
+        Raises:
+            InputError: Its memory was freed.
+        """
+        if not is_dense(items) or items.numel() > 3 * (rows.shape[0] + EMPTY_ITEMS):
+            return items
+        check_not_freed(items, self._layout)
+        return items.tolist()
+
     def _replay(self, arena: Arena, rows: Tensor, layout: Layout) -> Any:
         """Replay the graph of a call, if there is one that is to be used as it is."""
         usable = self._store.usable(NO_STATIC_ARGS)
         graphs = usable.graphs
         if graphs is None or graphs.arena is not arena or arena.loading:
             return NOT_PLAIN
-        if graphs is not self._graphs:
+        if graphs is not self._checked():
             if not all(type(extent) in (Rows, Items) for extent in graphs.extents):  # others are functions of the items
                 return NOT_PLAIN
-            self._graphs = graphs
+            self._checked = weakref.ref(graphs)  # their memory goes when they are released
         budget = self._router.whole(layout, usable.costs, usable.timed)
         if budget is None or budget not in graphs or (self._is_due is not None and self._is_due((budget,), graphs)):
             return NOT_PLAIN
@@ -147,9 +172,14 @@ class PlainCalls:
             arena.keeps_padding = False
 
 
+def _no_graphs() -> None:
+    return None
+
+
 def _is_plain(spec: BufferSpec) -> bool:
     """Return True if calls of a declaration may be plain: packed rows, and items that one argument describes."""
     layout, rows = spec.layout, spec.row_input
-    padded = layout.padded or layout.pictures or layout.one_row or spec.packs
-    more = bool(layout.columns or spec.inputs or spec.host_buffers) or not layout.has_argument
-    return not (padded or more or rows.rows_dim or rows.strip) and spec.row_multiple == layout.row_multiple
+    if type(layout) not in LAYOUTS or layout.padded or spec.packs:  # subclasses may read items in another way
+        return False
+    more = layout.columns or spec.inputs or spec.host_buffers or rows.rows_dim or rows.strip
+    return not more and spec.row_multiple == layout.row_multiple
