@@ -1,6 +1,6 @@
 """Transformer blocks of vLLM's vision towers, as the parts that recipes run: plain layers by their weights.
 
-Layers that are quantised, sharded, adapted, hooked or replaced compute something of their own, and are called.
+Layers that are quantised, adapted, hooked or replaced compute something of their own, and are called.
 """
 
 from collections.abc import Callable

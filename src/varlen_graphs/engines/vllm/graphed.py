@@ -14,7 +14,7 @@ from vllm.model_executor.models.transformers.multimodal import MultiModalMixin
 
 from varlen_graphs.capture.mode import DISABLED, is_disabled
 from varlen_graphs.engines.vllm.blocks import called_layers
-from varlen_graphs.engines.vllm.settings import Settings, read_settings
+from varlen_graphs.engines.vllm.settings import LINE, Settings, read_settings
 from varlen_graphs.engines.vllm.towers import TOWERS
 from varlen_graphs.errors import SpecError, counted
 from varlen_graphs.huggingface.encoders import Encoders
@@ -23,9 +23,6 @@ from varlen_graphs.huggingface.wrap import encoders, unwrap, wrap
 from varlen_graphs.options.capture import Capture
 
 logger = init_logger("vllm.varlen_graphs")
-
-LINE = 600
-"""Most characters of a reason in the log."""
 
 
 def graph_towers(model: nn.Module, config: VllmConfig) -> Encoders:
@@ -119,7 +116,8 @@ def log_outcome(model: nn.Module, config: VllmConfig, graphed: Encoders, start: 
         rows = [budget.rows for graphs in store.sets for budget in graphs.budgets]
         if not rows:
             reasons = [_why_eager(config), *encoder.disabled.values(), "the engine was not profiled with calls of it"]
-            logger.warning("varlen_graphs has no graphs for %s of %s: %s", path, name, next(filter(None, reasons)))
+            why = shorten(next(filter(None, reasons)), LINE)
+            logger.warning("varlen_graphs has no graphs for %s of %s: %s", path, name, why)
             continue
         logger.info(
             "varlen_graphs runs %s of %s as %s of %d to %d rows, made in %.1f s, which hold %.0f MiB",

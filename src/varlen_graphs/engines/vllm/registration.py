@@ -3,13 +3,14 @@
 import functools
 import threading
 import time
+from textwrap import shorten
 from typing import Any
 
 import torch
 from vllm.logger import init_logger
 from vllm.v1.worker.worker_base import WorkerWrapperBase
 
-from varlen_graphs.engines.vllm.settings import read_settings
+from varlen_graphs.engines.vllm.settings import LINE, read_settings
 from varlen_graphs.huggingface.wrap import unwrap
 
 ATTENTION = "MMEncoderAttention"
@@ -76,7 +77,7 @@ def _with_captures(worker: Any, config: Any, determine_available_memory: Any) ->
         try:
             _capture(worker.model_runner, config)
         except Exception as error:  # whatever it is, vLLM can serve the model
-            logger.warning("varlen_graphs leaves all towers eager: %s", " ".join(str(error).split()))
+            logger.warning("varlen_graphs leaves all towers eager: %s", shorten(str(error), LINE))
         return determine_available_memory(*args, **kwargs)
 
     return capture_and_measure

@@ -15,6 +15,9 @@ from varlen_graphs.errors import SpecError
 NAME = "varlen_graphs"
 OPTIONS = ("backend", "memory", "verify")
 
+LINE = 600
+"""Most characters of a reason in the log, which is one line."""
+
 logger = init_logger("vllm.varlen_graphs")
 
 
