@@ -215,8 +215,7 @@ def test_memory_that_a_budget_of_its_own_reads_is_held():
     encoder, rows = attention_encoder(module=module, verify=UNVERIFIED), rows_for([6])
     encoder(rows, lengths=[6])
     gc.collect()
-    assert len(made) >= 2
-    assert all(reference() is not None for reference in made[-2:])  # before them come those of trial runs
+    assert sum(reference() is not None for reference in made) >= 2  # those of trial runs are gone
 
 
 def test_an_encoder_is_freed_at_once_when_it_is_dropped():

@@ -1,10 +1,10 @@
-"""Timing of attention backends: once per size of inputs, while graphs are captured."""
+"""Timing of attention backends, once per size of inputs, and choices that other sizes repeat, for captures."""
 
 import reprlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -26,11 +26,16 @@ UNHIDDEN = 0.05
 RunAttention = Callable[[AttentionInputs], Tensor]
 
 
+class NotRepeatedError(Exception):
+    """A run calls attention in another way than the one whose choices it was to repeat."""
+
+
 @dataclass
 class AttentionCost:
     """Attention cost of one run of a module."""
 
     per_square: float = 0.0  # milliseconds per squared row of a segment, summed over all attention calls
+    choices: list[str] = field(default_factory=list)  # the backend of each call that may have any, in order
 
 
 class Timed(NamedTuple):
@@ -42,6 +47,9 @@ class Timed(NamedTuple):
 
 _MEASURING: ContextVar[AttentionCost | None] = ContextVar("_MEASURING", default=None)
 """Measurement in progress in this thread; other threads may run attention meanwhile."""
+
+_REPEATING: ContextVar[Iterator[str] | None] = ContextVar("_REPEATING", default=None)
+"""Choices to come in this thread."""
 
 results: dict[tuple[object, ...], Timed] = {}
 """Results by device, dtype and size of the inputs, and by the backends that support them."""
@@ -63,6 +71,44 @@ def measuring() -> Iterator[AttentionCost]:
 def is_measuring() -> bool:
     """Return True inside `measuring`, in this thread."""
     return _MEASURING.get() is not None
+
+
+@contextmanager
+def repeating(choices: Sequence[str]) -> Iterator[None]:
+    """Repeat choices inside the block that `measuring` found at sizes around: nothing is timed, or compiled.
+
+    Raises:
+        NotRepeatedError: Attention is called more or less often.
+    """
+    left = iter(choices)
+    token = _REPEATING.set(left)
+    try:
+        yield
+    finally:
+        _REPEATING.reset(token)
+    if next(left, None) is not None:
+        raise NotRepeatedError(f"attention was called less often than {len(choices)} times")
+
+
+def repeated() -> str | None:
+    """Return the choice of this call inside `repeating`; `None` outside.
+
+    Raises:
+        NotRepeatedError: There is none for it.
+    """
+    left = _REPEATING.get()
+    if left is None:
+        return None
+    choice = next(left, None)
+    if choice is None:
+        raise NotRepeatedError("attention was called more often than at another size")
+    return choice
+
+
+def note_choice(backend: str) -> None:
+    """Note the backend of a call inside `measuring`."""
+    if (measured := _MEASURING.get()) is not None:
+        measured.choices.append(backend)
 
 
 def fastest(inputs: AttentionInputs, backends: Mapping[str, RunAttention]) -> str:

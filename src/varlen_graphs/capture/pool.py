@@ -106,8 +106,9 @@ class Pool:
 
         The caller instantiates the graph.
         """
-        if not self._graphs or self._handle is None or self._stream is None:
-            # The memory behind a handle is freed with its last graph. The stream is replaced too: torch keeps a cuBLAS
+        if self._handle is None or self._stream is None or tuple(self._handle) not in {*self._graphs.values()}:
+            # The memory behind a handle is freed with its last graph, and after that no graph may be captured in it,
+            # nor after a capture in it that failed as its first. The stream is replaced too: torch keeps a cuBLAS
             # workspace per stream, and graphs keep its address; for a new stream it is allocated from the pool.
             self._handle = torch.cuda.graph_pool_handle()
             self._handles.add(tuple(self._handle))

@@ -3,12 +3,13 @@
 import gc
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
+from contextlib import nullcontext
 from functools import partial
 from textwrap import shorten
 
 from torch import Tensor
 
-from varlen_graphs.attention.timing import measuring
+from varlen_graphs.attention.timing import NotRepeatedError, measuring, repeating
 from varlen_graphs.budgets.budget import Budget
 from varlen_graphs.capture.backend import CAPTURE_LOCK, Backend
 from varlen_graphs.capture.consensus import Failure
@@ -16,6 +17,7 @@ from varlen_graphs.capture.memory import empty_cache, forget_frames
 from varlen_graphs.capture.mode import Mode
 from varlen_graphs.declaration.call import Call
 from varlen_graphs.dispatch.captured_inputs import CapturedInputs
+from varlen_graphs.dispatch.known_inputs import KnownInputs, OtherRunError
 from varlen_graphs.errors import CaptureError
 from varlen_graphs.graphs.allowance import Allowance
 from varlen_graphs.graphs.arena import Arena
@@ -80,6 +82,7 @@ class GraphCapture:
         self._has_call = call is not None
         self.left_out: dict[Budget, str] = {}
         self.compile_seconds: float | None = None
+        self._shadows: list[Shadow] = []  # those that graphs were captured over
 
     def run(self, budgets: Sequence[Budget], spare: Sequence[Budget]) -> list[Budget]:
         """Capture budgets that have no graph yet, largest first; return those that were tried.
@@ -106,20 +109,23 @@ class GraphCapture:
         if self.check is not None:
             graphs.mutated_state |= self.check.mutated_state()
             graphs.captured = graphs.captured if self._original.compiled is not None else None
-        forward, shadow = self._to_capture()
+        self._prepare_captured()
+        forward, _ = self._captured
         if is_new := graphs.constants is None:
             with graphs.consensus.collective_try() as outcome, graphs.consensus.dry_run(), compiling_in_threads():
                 graphs.constants = forward.probe(graphs.arena)
             outcome.check()
         if is_new:
             self._compile_kernels(budgets, forward)
+            self._choose_attention(budgets)
         memory, known = CapturedInputs(graphs.arena.rows.device, "the module", not forward.is_compiled), graphs.memory()
         memory.held, memory.read, memory.state = known.aliases, known.read, known.state
         tried: list[Budget] = []
         with graphs.dropped_on_error(tried):  # whoever keeps the traceback does not keep the memory
-            self._capture_all(budgets, spare, tried, partial(self._capture, forward, memory))
-        graphs.moving |= shadow.places() | self.shadow.places()
-        graphs.hold(tried, HeldMemory(memory.held, memory.read, memory.state, known.own | shadow.own()))
+            self._capture_all(budgets, spare, tried, partial(self._capture, memory))
+        graphs.moving |= self.shadow.places().union(*(shadow.places() for shadow in self._shadows))
+        own = known.own.union(*(shadow.own() for shadow in self._shadows))
+        graphs.hold(tried, HeldMemory(memory.held, memory.read, memory.state, own))
         self.compile_seconds = forward.compile_seconds
         return tried
 
@@ -159,8 +165,15 @@ class GraphCapture:
             self.eager, self.shadow = self._beside()
             self._begin_check(self.check, budget)
 
-    def _to_capture(self) -> tuple[BoundForward, Shadow]:
-        """Return the forward to capture, and its shadow, which shares what no run writes: graphs follow the module.
+    @property
+    def _captured(self) -> tuple[BoundForward, Shadow]:
+        """The forward to capture, and its shadow, which shares what no run writes: graphs follow the module."""
+        captured = self._graphs.captured
+        assert captured is not None  # noqa: S101 - prepared
+        return captured
+
+    def _prepare_captured(self) -> None:
+        """Make the forward to capture, or keep that of earlier graphs.
 
         The shadow is that of earlier graphs if nothing of it is its own, which later runs would write, and earlier
         graphs read; and where torch's compiler has to see the forward, which is then one for all.
@@ -169,7 +182,7 @@ class GraphCapture:
         if graphs.captured is None or not self._serves_again(graphs.captured[1]):
             shadow = Shadow(self._original.module, graphs.mutated_state)
             graphs.captured = self._bound(self._original.on(shadow), writes=SharedWrites(shadow)), shadow
-        return graphs.captured
+        self._shadows.append(graphs.captured[1])
 
     def _serves_again(self, shadow: Shadow) -> bool:
         return self._original.compiled is not None or (not shadow.cloned and shadow.is_current)
@@ -232,6 +245,40 @@ class GraphCapture:
                 self._run_sample(budget, forward)
         outcome.take()
 
+    def _choose_attention(self, budgets: Sequence[Budget]) -> None:
+        """Time attention at the smallest and the largest budget, and between two of which it chooses differently.
+
+        Errors come again later.
+        """
+        graphs, ordered = self._graphs, sorted(budgets)
+        if not graphs.arena.rows.is_cuda or not graphs.consensus.alone or len(ordered) < 3:
+            return
+        pairs = [(0, len(ordered) - 1)]
+        with CAPTURE_LOCK, graphs.consensus.collective_try() as outcome:
+            while pairs:
+                low, high = pairs.pop()
+                for at in low, high:
+                    if ordered[at] not in graphs.attention:
+                        self._time_attention(ordered[at])
+                if high - low > 1 and graphs.attention[ordered[low]] != graphs.attention[ordered[high]]:
+                    middle = (low + high) // 2
+                    pairs += [(low, middle), (middle, high)]
+        outcome.take()
+
+    def _attention_of(self, budget: Budget) -> list[str] | None:
+        """Return the choices of attention at the budgets around, or timed now if these differ; `None` on the tape."""
+        if not self._graphs.arena.rows.is_cuda:
+            return None
+        around = self._graphs.attention_around(budget)
+        return self._time_attention(budget) if around is None else around
+
+    def _time_attention(self, budget: Budget) -> list[str]:
+        """Time attention in a run of a budget; return its choices."""
+        with measuring() as attention:
+            self._run_sample(budget, self._captured[0])
+        self._graphs.attention[budget] = attention.choices
+        return attention.choices
+
     def _capture_all(
         self,
         budgets: Sequence[Budget],
@@ -277,12 +324,65 @@ class GraphCapture:
                 "Give the encoder smaller budgets, or free memory first."
             )
 
-    def _capture(self, forward: BoundForward, memory: CapturedInputs, budget: Budget) -> Failure | None:
+    def _capture(self, memory: CapturedInputs, budget: Budget) -> Failure | None:
+        """Capture a budget; return the failure, if there is one."""
+        with CAPTURE_LOCK:
+            if self._graphs.alike:
+                failure = self._capture_alike(memory, budget)
+                if failure is None or failure.kind == "memory":
+                    return failure
+            return self._capture_watched(memory, budget)
+
+    def _capture_alike(self, memory: CapturedInputs, budget: Budget) -> Failure | None:
+        """Capture a budget without a run, if it does what others did; if not, return a failure, and leave no graph.
+
+        Kernels that no other budget needs are compiled or loaded in the capture.
+        """
+        graphs, arena, (forward, shadow) = self._graphs, self._graphs.arena, self._captured
+        form, name = graphs.form, f"varlen_graphs {budget.rows} rows"
+        assert form is not None  # noqa: S101 - of the graphs that are there
+        static = {tensor.untyped_storage().data_ptr() for tensor in (*arena.memory, *graphs.checks.memory)}
+        known = KnownInputs(memory.device, memory.held.keys() | static, set(map(address_of, shadow.shared)))
+
+        def run() -> list[Tensor]:
+            arena.source.copy(budget.rows)
+            parts = forward(*graphs.checks.view(arena, budget))
+            form.check(parts)
+            check_constants(parts.constants, graphs.constants or [])
+            return outputs_of(parts)
+
+        def watched() -> list[Tensor]:
+            with nullcontext() if choices is None else repeating(choices):
+                return known.watch(run)
+
+        outputs: Sequence[Tensor] = ()
+        with graphs.consensus.collective_try() as outcome:
+            choices = self._attention_of(budget)
+            self._load_sample(budget)
+            graph = self._backend.capture(watched, name)
+            outputs = graph.outputs
+            form.check_captured(outputs)
+            if not known.keeps_more_than(outputs):
+                graphs.add(budget, graph, self._fallback)
+                return None
+            raise OtherRunError("it keeps a tensor")
+        failure = outcome.take()
+        assert failure is not None  # noqa: S101 - it returned
+        forget_frames(failure.error)
+        if known.keeps_more_than(outputs):  # made in a capture, so nothing has computed it
+            graphs.captured = None
+            self._prepare_captured()
+        graphs.alike = failure.kind == "memory" or isinstance(failure.error, NotRepeatedError)
+        return failure
+
+    def _capture_watched(self, memory: CapturedInputs, budget: Budget) -> Failure | None:
         """Capture a budget after a watched run of it; return the failure, if there is one.
 
         Ahead of that comes another run of the first graph, and where torch's compiler or other ranks take part.
         """
-        graphs, arena, consensus = self._graphs, self._graphs.arena, self._graphs.consensus
+        graphs, arena, consensus, (forward, _) = (
+            self._graphs, self._graphs.arena, self._graphs.consensus, self._captured
+        )  # fmt: skip
 
         def run_once() -> Parts:
             return forward(*graphs.checks.view(arena, budget))
@@ -294,34 +394,37 @@ class GraphCapture:
             arena.source.copy(budget.rows)
             return outputs_of(run_once())
 
-        with CAPTURE_LOCK:
+        with consensus.collective_try() as outcome:
+            self._load_sample(budget)
+            if graphs.meets_compiler or not consensus.alone:
+                with measuring(), consensus.dry_run():
+                    forward.warm_up(*graphs.checks.view(arena, budget))
+            if not consensus.alone:  # what no graph can hold must be found before other ranks wait for this one
+                with consensus.dry_run():
+                    watch(CapturedInputs(memory.device, "the module", memory.takes_constants))
+        if outcome.failure is None:
             with consensus.collective_try() as outcome:
-                self._load_sample(budget)
-                if graphs.meets_compiler or not consensus.alone:
-                    with measuring(), consensus.dry_run():
-                        forward.warm_up(*graphs.checks.view(arena, budget))
-                if not consensus.alone:  # what no graph can hold must be found before other ranks wait for this one
-                    with consensus.dry_run():
-                        watch(CapturedInputs(memory.device, "the module", memory.takes_constants))
-            if outcome.failure is None:
-                with consensus.collective_try() as outcome:
-                    with measuring() as attention:  # by which graphs have the fastest kernels for their size
-                        parts = watch(memory)
-                    form = graphs.form or OutputForm(parts)
-                    form.check(parts)
-                    check_constants(parts.constants, graphs.constants or [])
-                    del parts
-                    if consensus.alone and memory.alive():  # it has filled a cache, which the captured run finds filled
-                        watch(memory)
-                    graphs.kept_outside = graphs.kept_outside or _kept_outside(memory, forward)
-                    memory.hold_state()
-                    graph = self._backend.capture(run, f"varlen_graphs {budget.rows} rows", memory.constants)
-                    form.check_captured(graph.outputs)
-                    if graphs.form is None:
-                        graphs.form, graphs.per_square = form, attention.per_square
-                        graphs.extents, graphs.rebuild = form.extents, form.rebuild
-                    graphs.meets_compiler = forward.meets_compiler
-                    graphs.add(budget, graph, self._fallback)
+                with measuring() as attention:  # by which graphs have the fastest kernels for their size
+                    parts = watch(memory)
+                form = graphs.form or OutputForm(parts)
+                form.check(parts)
+                check_constants(parts.constants, graphs.constants or [])
+                del parts
+                keeps = bool(memory.alive())  # it has filled a cache, which the captured run finds filled
+                if consensus.alone and keeps:
+                    watch(memory)
+                graphs.kept_outside = graphs.kept_outside or _kept_outside(memory, forward)
+                memory.hold_state()
+                graph = self._backend.capture(run, f"varlen_graphs {budget.rows} rows", memory.constants)
+                form.check_captured(graph.outputs)
+                if graphs.form is None:
+                    graphs.form, graphs.per_square = form, attention.per_square
+                    graphs.extents, graphs.rebuild = form.extents, form.rebuild
+                    graphs.alike = consensus.alone
+                graphs.meets_compiler = forward.meets_compiler
+                graphs.alike &= not (keeps or memory.constants or graphs.meets_compiler)
+                graphs.attention[budget] = attention.choices
+                graphs.add(budget, graph, self._fallback)
         if outcome.failure is not None:
             graphs.drop(budget)  # another rank has failed
             return outcome.take()

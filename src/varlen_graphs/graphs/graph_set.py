@@ -74,6 +74,8 @@ class GraphSet:
         per_square: Milliseconds of our own attention for each squared row of a segment.
         most_rows: Rows of the largest budget that was ever captured, by which the pool is sized.
         mutated_state: Addresses of what runs of the module write to.
+        alike: True if runs of all budgets so far used the host and memory alike, so that the next one needs no run.
+        attention: The backends that attention chose in the runs of budgets, in order, on a GPU.
         meets_compiler: True if runs meet code of torch's compiler, or it is not known before the first capture.
         captured: The forward that was captured last, and its shadow of the module.
         eager: The forward of the last eager runs beside captures, and its shadow, unless that takes much memory.
@@ -105,6 +107,8 @@ class GraphSet:
         self.constants: Sequence[Any] | None = None
         self.most_rows = 0
         self.mutated_state: set[int] = set()
+        self.alike = False
+        self.attention: dict[Budget, list[str]] = {}
         self.meets_compiler = True
         self.captured: tuple[BoundForward, Shadow] | None = None
         self.eager: tuple[Forward, Shadow] | None = None
@@ -165,6 +169,14 @@ class GraphSet:
             self._changed |= known
             self.compared.clear()
         return min(set(changed) - known, default=None)
+
+    def attention_around(self, budget: Budget) -> list[str] | None:
+        """Return what attention chose at the next smaller and the next larger budget, if it chose the same there."""
+        below = max((one for one in self.attention if one <= budget), default=None)
+        above = min((one for one in self.attention if one >= budget), default=None)
+        if below is None or above is None or self.attention[below] != self.attention[above]:
+            return None
+        return self.attention[below]
 
     def usable(self, costs: Costs, captured: bool) -> Costs:
         """Return these costs, without budgets that were rejected; if `captured`, of those alone that have a graph."""

@@ -6,10 +6,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 from torch.profiler import ProfilerActivity, profile
 
+from tests.support.gpu import on_gpus
 from varlen_graphs.dispatch.checked_indices import CheckedIndices
 from varlen_graphs.dispatch.thread_modes import run_under
 
-pytestmark = pytest.mark.gpu
+pytestmark = on_gpus()
 
 CASES = {
     "plain": ({}, 4, 72, False),

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from varlen_graphs.attention.backends import hopper_kernel, reference, torch_varlen, triton_kernel
 from varlen_graphs.attention.inputs import AttentionInputs
-from varlen_graphs.attention.timing import fastest, is_measuring
+from varlen_graphs.attention.timing import NotRepeatedError, fastest, is_measuring, note_choice, repeated
 from varlen_graphs.errors import InputError
 
 AttentionBackend = Literal["auto", "triton", "hopper", "torch", "reference"]
@@ -50,13 +50,29 @@ def run(inputs: AttentionInputs, backend: str) -> Tensor:
 
 def _run(inputs: AttentionInputs, backend: str) -> Tensor:
     if backend == "auto":
-        compiles = is_measuring()
-        names = [name for name in BACKENDS if name != "reference" and not BACKENDS[name].refusal(inputs, compiles)]
-        names = names or ["reference"]
+        backend = _repeated(inputs) or _fastest(inputs)
+        note_choice(backend)
     elif reason := BACKENDS[backend].refusal(inputs, True):
         raise InputError(f"attention backend {backend!r} got {reason}; use backend='auto' or 'reference'")
-    else:
-        names = [backend]
-    if names == ["reference"]:
-        return reference.run(inputs)
-    return BACKENDS[fastest(inputs, {name: BACKENDS[name].run for name in names})].run(inputs)
+    elif backend != "reference":
+        fastest(inputs, {backend: BACKENDS[backend].run})  # times it, inside `measuring`
+    return BACKENDS[backend].run(inputs)
+
+
+def _fastest(inputs: AttentionInputs) -> str:
+    """Return the fastest backend that supports the inputs."""
+    compiles = is_measuring()
+    names = [name for name in BACKENDS if name != "reference" and not BACKENDS[name].refusal(inputs, compiles)]
+    return fastest(inputs, {name: BACKENDS[name].run for name in names}) if names else "reference"
+
+
+def _repeated(inputs: AttentionInputs) -> str | None:
+    """Return the backend that the call repeats inside `repeating`; `None` outside.
+
+    Raises:
+        NotRepeatedError: There is none, or it does not support the inputs as it is.
+    """
+    name = repeated()
+    if name is not None and (reason := BACKENDS[name].refusal(inputs, False)):
+        raise NotRepeatedError(f"attention backend {name!r} got {reason}")
+    return name

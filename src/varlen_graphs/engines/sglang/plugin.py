@@ -68,7 +68,7 @@ def graph_towers(
 
     Args:
         model: The model, or a tower.
-        budgets: As for `GraphedEncoder`, in rows.
+        budgets: As for `GraphedEncoder`, in rows; `None` is `engines.budgets.DEFAULT`.
         backend: `"cuda"`, or `"tape"` on a CPU.
         **options: Other arguments of `GraphedEncoder`, and `attention`, the attention backend.
 
