@@ -14,7 +14,6 @@ import varlen_graphs as vg
 from tests.engines.vllm_models import TAPE, engine_config, load, rows_of, start_groups
 from tests.support.towers import distance
 from varlen_graphs.engines.vllm.graphed import graph_towers
-from varlen_graphs.engines.vllm.registration import register_attention
 
 GRIDS = ([(1, 4, 6), (1, 8, 4)], [(1, 10, 12), (1, 4, 4), (2, 4, 4)], [(1, 2, 2)])  # the last leaves a rank idle
 
@@ -22,7 +21,6 @@ GRIDS = ([(1, 4, 6), (1, 8, 4)], [(1, 10, 12), (1, 4, 4), (2, 4, 4)], [(1, 2, 2)
 @torch.no_grad()
 def main():
     rank, folder, model = int(os.environ["RANK"]), Path(os.environ["FOLDER"]), Path(os.environ["MODEL"])
-    register_attention()
     start_groups(folder, rank, 2)
     plain = load(engine_config(model, ranks=2, mm_encoder_tp_mode="data"))
     on = engine_config(model, TAPE, ranks=2, mm_encoder_tp_mode="data")

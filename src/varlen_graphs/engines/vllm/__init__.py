@@ -1,4 +1,4 @@
-"""The plugin for vLLM 0.33: its vision towers as CUDA graphs, and `varlen_attention` in its encoders.
+"""The plugin for vLLM 0.33: its vision towers as CUDA graphs.
 
 vLLM loads installed plugins in every process and calls `register`. Nothing changes for engines whose configuration does
 not switch the library on:

@@ -16,11 +16,11 @@ LARGEST_HEAD = 256
 
 
 class VarlenAttention(MMEncoderAttention):
-    """Attention of vLLM's encoders, by `varlen_attention` in engines that switch the library on.
+    """Attention of vLLM's encoders, by `varlen_attention` in engines that ask for it.
 
-    vLLM makes one wherever a tower has an `MMEncoderAttention`. In other engines of the process, and with attention in
-    FP8, with FlashInfer, whose boundaries are laid out for its kernel alone, or with larger heads, it is what it
-    replaces.
+    Once it is registered, vLLM makes one wherever an encoder has an `MMEncoderAttention`. In other engines of the
+    process, and with attention in FP8, with FlashInfer, whose boundaries are laid out for its kernel alone, or with
+    larger heads, it is what it replaces.
 
     Attributes:
         why_not: Why vLLM's own attention runs; `None` if `varlen_attention` does.
@@ -31,8 +31,9 @@ class VarlenAttention(MMEncoderAttention):
         self.why_not = self._why_not()
 
     def _why_not(self) -> str | None:
-        if read_settings(get_current_vllm_config_or_none()) is None:
-            return "varlen_graphs is not switched on"
+        settings = read_settings(get_current_vllm_config_or_none())
+        if settings is None or not settings.attention:
+            return "it is not asked for"
         if self.fp8_enabled:
             return "its attention is in FP8; try mm_encoder_attn_dtype=auto"
         if self.attn_backend == AttentionBackendEnum.FLASHINFER:

@@ -13,6 +13,7 @@ from vllm.model_executor.layers.linear import ColumnParallelLinear, RowParallelL
 from vllm.model_executor.models.transformers.multimodal import MultiModalMixin
 
 from varlen_graphs.capture.mode import DISABLED, is_disabled
+from varlen_graphs.engines.vllm.attention import VarlenAttention
 from varlen_graphs.engines.vllm.blocks import called_layers
 from varlen_graphs.engines.vllm.settings import LINE, Settings, read_settings
 from varlen_graphs.engines.vllm.towers import TOWERS
@@ -21,6 +22,9 @@ from varlen_graphs.huggingface.encoders import Encoders
 from varlen_graphs.huggingface.installed import Installed, installed
 from varlen_graphs.huggingface.wrap import encoders, unwrap, wrap
 from varlen_graphs.options.capture import Capture
+
+ATTENTIONS = (MMEncoderAttention, VarlenAttention)
+"""Attention of towers that compute what graphs do."""
 
 logger = init_logger("vllm.varlen_graphs")
 
@@ -164,10 +168,10 @@ def _always(reason: str | None) -> Callable[[nn.Module], str] | None:
 
 
 def _check(tower: nn.Module) -> None:
-    """Check that graphs can hold a tower of vLLM's layers.
+    """Check that graphs can hold a tower of vLLM's layers, and compute its attention.
 
     Raises:
-        SpecError: It is sharded, or its attention is vLLM's own.
+        SpecError: It is sharded, or its attention is in FP8, or another plugin's.
     """
     for path, part in tower.named_modules():
         if isinstance(part, ColumnParallelLinear | RowParallelLinear) and part.tp_size > 1:
@@ -176,5 +180,13 @@ def _check(tower: nn.Module) -> None:
                 "this library holds: expected a whole tower on each GPU; for towers of vLLM's own, try "
                 "--mm-encoder-tp-mode data"
             )
-        if isinstance(part, MMEncoderAttention) and (why := getattr(part, "why_not", "it is another plugin's")):
-            raise SpecError(f"{path} is not varlen_attention, which graphs need: {why}")
+        if isinstance(part, MMEncoderAttention) and type(part) not in ATTENTIONS:
+            raise SpecError(
+                f"{path} is another plugin's attention, {type(part).__qualname__}, where graphs have varlen_attention: "
+                "expected vLLM's; try VLLM_PLUGINS to choose one of the plugins"
+            )
+        if isinstance(part, MMEncoderAttention) and part.fp8_enabled:
+            raise SpecError(
+                f"the attention of {path} is in FP8, and that of graphs in the dtype of the tower: expected that; try "
+                "mm_encoder_attn_dtype=auto"
+            )

@@ -42,8 +42,8 @@ def register_attention() -> None:
             CustomOp.register_oot(VarlenAttention, name=ATTENTION)
     if registered not in (None, VarlenAttention):
         logger.warning(
-            "varlen_graphs graphs no towers of vLLM's own, because another plugin has registered %s as %s: expected "
-            "none; try VLLM_PLUGINS to choose one of them",
+            "varlen_graphs leaves the attention of encoders alone, because another plugin has registered %s as %s: "
+            "expected none; try VLLM_PLUGINS to choose one of them",
             registered.__qualname__,
             ATTENTION,
         )
@@ -54,9 +54,11 @@ def _with_hooks(init_device: Any) -> Any:
 
     @functools.wraps(init_device)
     def init_and_hook(self: Any) -> Any:
-        if read_settings(self.vllm_config) is None:
+        settings = read_settings(self.vllm_config)
+        if settings is None:
             return init_device(self)
-        register_attention()
+        if settings.attention:
+            register_attention()
         result = init_device(self)
         worker = self.worker
         worker.determine_available_memory = _with_captures(worker, self.vllm_config, worker.determine_available_memory)
