@@ -246,23 +246,23 @@ class GraphCapture:
         outcome.take()
 
     def _choose_attention(self, budgets: Sequence[Budget]) -> None:
-        """Time attention at the smallest and the largest budget, and between two of which it chooses differently.
+        """Time attention at the smallest and the largest budget, and at others until those around each tell its choice.
 
         Errors come again later.
         """
         graphs, ordered = self._graphs, sorted(budgets)
         if not graphs.arena.rows.is_cuda or not graphs.consensus.alone or len(ordered) < 3:
             return
-        pairs = [(0, len(ordered) - 1)]
+        parts = [ordered[1:-1]]
         with CAPTURE_LOCK, graphs.consensus.collective_try() as outcome:
-            while pairs:
-                low, high = pairs.pop()
-                for at in low, high:
-                    if ordered[at] not in graphs.attention:
-                        self._time_attention(ordered[at])
-                if high - low > 1 and graphs.attention[ordered[low]] != graphs.attention[ordered[high]]:
-                    middle = (low + high) // 2
-                    pairs += [(low, middle), (middle, high)]
+            for budget in ordered[0], ordered[-1]:
+                self._time_attention(budget)
+            while parts:
+                part = parts.pop()
+                middle = len(part) // 2
+                if part and graphs.attention_around(part[middle]) is None:
+                    self._time_attention(part[middle])
+                    parts += [part[:middle], part[middle + 1 :]]
         outcome.take()
 
     def _attention_of(self, budget: Budget) -> list[str] | None:

@@ -21,6 +21,9 @@ from varlen_graphs.routing.costs import Costs
 from varlen_graphs.shadows.shadow import Shadow
 from varlen_graphs.shadows.snapshot import Snapshot
 
+ABOUT = 1.25
+"""Ratio of the rows of budgets between which attention is timed at no other, whatever it chooses at these."""
+
 
 class CaptureInputs(NamedTuple):
     """Inputs that a set of graphs is captured for, with any adapters."""
@@ -171,12 +174,16 @@ class GraphSet:
         return min(set(changed) - known, default=None)
 
     def attention_around(self, budget: Budget) -> list[str] | None:
-        """Return what attention chose at the next smaller and the next larger budget, if it chose the same there."""
+        """Return what attention chose at the next smaller budget, if it chose the same at the next larger one.
+
+        Or if that has about as many rows: where choices change, the backends take about the same time.
+        """
         below = max((one for one in self.attention if one <= budget), default=None)
         above = min((one for one in self.attention if one >= budget), default=None)
-        if below is None or above is None or self.attention[below] != self.attention[above]:
+        if below is None or above is None:
             return None
-        return self.attention[below]
+        agree = self.attention[below] == self.attention[above] or above.rows <= ABOUT * below.rows
+        return self.attention[below] if agree else None
 
     def usable(self, costs: Costs, captured: bool) -> Costs:
         """Return these costs, without budgets that were rejected; if `captured`, of those alone that have a graph."""

@@ -178,6 +178,18 @@ class _Checks:
             SpecError: The declaration does not match the module.
         """
         failures, wrong = list[tuple[Case, str]](), list[tuple[Case, SampleRun, str]]()
+        begun: list[tuple[Case, SampleRun, Callable[[], None]]] = []
+
+        def end(left: int) -> None:
+            """Compare replays that were begun, but for the last ones, which run meanwhile."""
+            while len(begun) > left:
+                case, sample, finish = begun.pop(0)
+                if isinstance(error := self._tried(finish), Exception):
+                    wrong.append((case, sample, str(error)))
+                else:
+                    least = min(sample.example.layout.rows)
+                    self._smallest_right = min(self._smallest_right or least, least)
+
         for case in cases:
             sample = self._tried(partial(self._samples.first, case.layouts, itself=case.itself))
             if isinstance(sample, SpecError):
@@ -188,11 +200,12 @@ class _Checks:
                     failures.append((case, why))
             elif isinstance(error := self._tried(partial(self._check_indices, case, sample)), Exception):
                 failures.append((case, f"{case.budget}: a replay would fail, as its forward does: {error!r}"))
-            elif isinstance(error := self._tried(partial(self._check_replays, case, sample)), Exception):
-                wrong.append((case, sample, str(error)))
+            elif isinstance(finish := self._tried(partial(self._begin_replays, case, sample)), Exception):
+                wrong.append((case, sample, str(finish)))
             else:
-                least = min(sample.example.layout.rows)
-                self._smallest_right = min(self._smallest_right or least, least)
+                begun.append((case, sample, finish))
+                end(left=1)
+        end(left=0)
         spec = self._forward.spec
         only_small = all(min(sample.example.layout.rows) < self._smallest_right for _, sample, _ in wrong)
         few = spec.advice(FEW_ROWS, FEW_ROWS.partition(" If")[0]).format(self._smallest_right)
@@ -202,13 +215,18 @@ class _Checks:
                 failures.append((case, f"{why}{hint}"))
         return failures
 
-    def _check_replays(self, case: Case, sample: SampleRun) -> None:
-        """Check the replays of a case. Operators may refuse NaN."""
+    def _begin_replays(self, case: Case, sample: SampleRun) -> Callable[[], None]:
+        """Begin the replays of a case; return what raises if they are wrong. Operators may refuse NaN."""
         layout = sample.example.layout
         orders = _orders(layout) if case.reorder else []
         batch = ReplayBatch(case.budget, range(len(layout)))
-        if (found := self._replays.disagreement(self._graphs, [batch], sample.example, orders)) is not None:
-            raise VerificationError(found)
+        disagreement = self._replays.begin(self._graphs, [batch], sample.example, orders)
+
+        def finish() -> None:
+            if (found := disagreement()) is not None:
+                raise VerificationError(found)
+
+        return finish
 
     def _check_indices(self, case: Case, sample: SampleRun) -> None:
         """Run the forward eager if it takes indices on a GPU, and the sample uses up something of the budget. Syncs.

@@ -1,6 +1,6 @@
 """Compare the outputs of a run with the expected outputs of a call, item by item."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import prod
@@ -75,17 +75,27 @@ class Example:
 
         Of another one, `items` are the indices that its items have in this call.
         """
+        return self.compare(actual, run, items)()
+
+    def compare(
+        self, actual: Parts, run: Call | None = None, items: Sequence[int] = ()
+    ) -> Callable[[], list[Difference]]:
+        """Queue the comparison of a run; return a function that waits for it and returns the `differences`."""
         # An error is relative to the item's own output, or to an average item of its size if that is larger: outputs
         # near zero hold nothing but rounding. One wrong row hardly changes the error of an item of many rows, so an
         # eighth of the error of the worst row counts as well, relative to an average row. Non-finite values that agree
         # count as equal; other ones, and other shapes, are an infinite error.
         run, items = run or self.call, items or range(len(self.layout))
-        found = [Difference(0.0, item, "output") for item in items]
-        for path, errors in self._errors(actual, run, items):
-            name = self._name(path, actual)
-            wheres = [f"{name} of item {item}, {self.layout.items[item]}," for item in items]
-            found = [max(pair) for pair in zip(found, map(Difference, errors.tolist(), items, wheres), strict=True)]
-        return found
+        compared = [(self._name(path, actual), copied(errors)) for path, errors in self._errors(actual, run, items)]
+
+        def differences() -> list[Difference]:
+            found = [Difference(0.0, item, "output") for item in items]
+            for name, errors in compared:
+                wheres = [f"{name} of item {item}, {self.layout.items[item]}," for item in items]
+                found = [max(pair) for pair in zip(found, map(Difference, errors(), items, wheres), strict=True)]
+            return found
+
+        return differences
 
     def furthest(self, actual: Parts, run: Call | None = None, items: Sequence[int] = ()) -> Difference:
         """Return the largest of the `differences`."""
@@ -185,6 +195,22 @@ def _next(path: Path) -> Path:
     """Return the path of the next entry of a tuple."""
     *parents, index = path
     return (*parents, index + 1)  # type: ignore[operator]  # of a tuple
+
+
+def copied(tensor: Tensor) -> Callable[[], Any]:
+    """Queue the copy of a tensor to the host; return a function that waits for it alone, and returns it as a list."""
+    if not tensor.is_cuda:
+        return tensor.tolist
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
+    host.copy_(tensor, non_blocking=True)
+    done = torch.cuda.Event()
+    done.record()
+
+    def listed() -> Any:
+        done.synchronize()
+        return host.tolist()
+
+    return listed
 
 
 def equal(one: Tensor, other: Tensor) -> bool:

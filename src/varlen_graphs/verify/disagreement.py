@@ -15,7 +15,7 @@ from varlen_graphs.routing.packing import ReplayBatch
 from varlen_graphs.routing.router import Route
 from varlen_graphs.serving.execute import Executor
 from varlen_graphs.stats import Stats
-from varlen_graphs.verify.compare import Difference, Example, all_equal, few, limit_of
+from varlen_graphs.verify.compare import Difference, Example, all_equal, copied, few, limit_of
 from varlen_graphs.verify.error_locator import DECLARED, PADDING, REPEATED, ErrorLocator
 from varlen_graphs.verify.examples import permuted
 from varlen_graphs.verify.operations import random_draw
@@ -79,6 +79,20 @@ class Replays:
     ) -> str | None:
         """Return where the output is wrong and why; `None` if it is right, whatever padding holds. Syncs.
 
+        The arguments are those of `begin`.
+        """
+        return self.begin(graphs, batches, example, orders, filling)()
+
+    def begin(
+        self,
+        graphs: GraphSet,
+        batches: Sequence[ReplayBatch],
+        example: Example,
+        orders: Sequence[Sequence[range]] = (),
+        filling: Call | None = None,
+    ) -> Callable[[], str | None]:
+        """Queue replays and their comparison; return what waits for them, and returns the `disagreement`.
+
         All replays are queued before the first output is read, so that ranks which share a module make the same ones.
 
         Args:
@@ -101,28 +115,33 @@ class Replays:
             batch = next(batch for batch in batches if item in batch.items)
             return self._described(graphs, batch, call, filling or call, what, explain)
 
-        found = example.furthest(over_nan)
-        if found.error > (limit := self._allowed(found, example, over_nan)):
-            what = f"{found.where} differs by {found.error:.1e} from {example.against} (tolerance {limit:.0e})"
-            return wrong(found.item, what, lambda locator: locator.explain_error(example, limit))
-        first_output = Example(call, over_nan.rebuild(over_nan.tensors))
-        is_equal = all_equal(over_nan.tensors, over_rows.tensors)  # a fraction of the launches of what comes next
-        if not is_equal and (found := first_output.furthest(over_rows)).error > 0:
-            first = zip((over_nan, over_rows), fillings, strict=True)
-            same = all(
-                all_equal(before.tensors, self.replay(graphs, batches, call, filling).tensors)
-                for before, filling in [*first] * REPEATS
-            )
-            if same or self._strict or found.error > limit:
-                what = f"{PADDING if same else REPEATED}: {found.where} differs by {found.error:.1e}"
-                explain = ErrorLocator.explain_padding if same else ErrorLocator.explain_repetition
-                return wrong(found.item, what, explain)
-        for order, other, output in shuffled:
-            found = example.furthest(output, other, order)
+        differences = example.compare(over_nan)
+        same_bits = copied(all_equal(over_nan.tensors, over_rows.tensors))  # takes fewer launches than a comparison
+
+        def finish() -> str | None:
+            found = max(differences())
             if found.error > (limit := self._allowed(found, example, over_nan)):
-                what = f"{len(order)} of its items in another order: {found.where} differs by {found.error:.1e}"
-                return wrong(found.item, f"{what} (tolerance {limit:.0e})", _together)
-        return None
+                what = f"{found.where} differs by {found.error:.1e} from {example.against} (tolerance {limit:.0e})"
+                return wrong(found.item, what, lambda locator: locator.explain_error(example, limit))
+            first_output = Example(call, over_nan.rebuild(over_nan.tensors))
+            if not same_bits() and (found := first_output.furthest(over_rows)).error > 0:
+                first = zip((over_nan, over_rows), fillings, strict=True)
+                same = all(
+                    all_equal(before.tensors, self.replay(graphs, batches, call, filling).tensors)
+                    for before, filling in [*first] * REPEATS
+                )
+                if same or self._strict or found.error > limit:
+                    what = f"{PADDING if same else REPEATED}: {found.where} differs by {found.error:.1e}"
+                    explain = ErrorLocator.explain_padding if same else ErrorLocator.explain_repetition
+                    return wrong(found.item, what, explain)
+            for order, other, output in shuffled:
+                found = example.furthest(output, other, order)
+                if found.error > (limit := self._allowed(found, example, over_nan)):
+                    what = f"{len(order)} of its items in another order: {found.where} differs by {found.error:.1e}"
+                    return wrong(found.item, f"{what} (tolerance {limit:.0e})", _together)
+            return None
+
+        return finish
 
     def _allowed(self, found: Difference, example: Example, form: Parts) -> float:
         """Return the largest error that is allowed, of which one was found."""
