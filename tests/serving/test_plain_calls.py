@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import varlen_graphs as vg
-from tests.support.encoders import attention_encoder, rows_for
+from tests.support.encoders import ON_GPU, attention_encoder, rows_for
 from tests.support.towers import equal_bits, pixels, qwen3_vl_tower, tensors
 
 
@@ -39,6 +39,51 @@ def test_outputs_and_counts_are_those_of_other_calls(encoders, lengths, by_posit
     )
     assert (plain.replays, plain.active, plain.eager) == (other.replays, other.active, other.eager)
     assert [one.stats.calls for one in encoders] == [count + 1 for count in before]
+
+
+@pytest.fixture(scope="module")
+def unseen():
+    """The same for items that only the device sees."""
+    plain = attention_encoder([32, 96, 192], layouts=ON_GPU)
+    return plain, attention_encoder([32, 96, 192], plain.module, layouts=ON_GPU, eager_if=lambda module: None)
+
+
+@given(
+    lengths=st.lists(st.integers(0, 40), min_size=1, max_size=9),
+    error=st.sampled_from([0, 0, 0, 1, -1]),
+    dtype=st.sampled_from([torch.int64, torch.int32, torch.uint8]),
+)
+def test_items_on_the_device_give_what_they_give_in_other_calls(unseen, lengths, error, dtype):
+    rows, outputs, wrong = rows_for([*lengths, 1]), [], []
+    described = torch.tensor([*lengths[:-1], lengths[-1] + 1 + error], dtype=dtype)
+    for encoder in unseen:
+        try:
+            outputs.append(encoder(rows, lengths=described))
+        except vg.errors.LayoutError as raised:  # of more items than some budget takes unseen
+            outputs.append(torch.tensor([len(str(raised))]))
+        wrong.append(encoder.stats.wrong_layouts)
+    torch.testing.assert_close(*outputs, rtol=0, atol=0, equal_nan=True)
+    plain, other = (one.stats for one in unseen)
+    assert (plain.calls, plain.items, plain.replays, plain.active, plain.eager, plain.padding) == (
+        other.calls,
+        other.items,
+        other.replays,
+        other.active,
+        other.eager,
+        other.padding,
+    )
+    assert wrong[0] == wrong[1]
+
+
+def test_wrong_items_on_the_device_are_told_and_harm_no_other_call(unseen):
+    encoder, rows = unseen[0], rows_for([5, 7])
+    right = encoder(rows, lengths=torch.tensor([5, 7]))
+    before = encoder.stats.wrong_layouts
+    assert encoder(rows, lengths=torch.tensor([5, 9])).isnan().all()
+    assert equal_bits(encoder(rows, lengths=torch.tensor([5, 7])), right)
+    assert encoder.stats.wrong_layouts == before + 1
+    with pytest.raises(vg.errors.LayoutError, match="describes more rows"):
+        encoder.check()
 
 
 WRONG = {

@@ -77,14 +77,9 @@ class Router:
                 single budget holds.
         """
         if call.layout is None:
-            rows = call.rows.shape[0]
             items = len(call.description[self._spec.layout.name])
-            if rows <= self._spec.largest:  # else some item may be too large
-                budget = cheapest(Usage(rows, items), costs)
-                # A budget that holds less than the items may need would make a legal call come out as NaN, and another
-                # one than the cheapest costs more than a look at them.
-                if budget is not None and budget.holds(*self._spec.usage.most(rows, items, self._min_segment_rows)):
-                    return Route((ReplayBatch(budget, range(items)),))
+            if (budget := self.unseen(call.rows.shape[0], items, costs)) is not None:
+                return Route((ReplayBatch(budget, range(items)),))
             read_items(self._spec, call)
             if call.eager_reason is not None:
                 return Route(reason=call.eager_reason)
@@ -102,6 +97,16 @@ class Router:
         if all_graphed and self._eager_is_faster(total_cost(batches, costs), layout, costs):
             return Route(reason=EAGER_IS_FASTER)
         return Route(batches)
+
+    def unseen(self, rows: int, items: int, costs: Costs) -> Budget | None:
+        """Return the budget of one replay of items that the host has not seen; `None` if it has to see them."""
+        if rows > self._spec.largest:  # some item may be too large
+            return None
+        budget = cheapest(Usage(rows, items), costs)
+        # A budget that holds less than the items may need would make a legal call come out as NaN, and another one than
+        # the cheapest costs more than a look at them.
+        fits = budget is not None and budget.holds(*self._spec.usage.most(rows, items, self._min_segment_rows))
+        return budget if fits else None
 
     def whole(self, layout: Layout, costs: Costs, timed: bool) -> Budget | None:
         """Return the budget of one replay of all items, if `route` is certain to choose it; else `None`."""

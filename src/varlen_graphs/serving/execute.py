@@ -100,7 +100,7 @@ class Executor:
         self.exact: ExactGraphs | None = None
         self.used: defaultdict[StaticKey, Counter[Budget]] = defaultdict(Counter)
         is_due = None if verification is None else verification.is_due
-        self._plain = PlainCalls(signature, router, store, stats, self.used, is_due, layouts.simulated)
+        self._plain = PlainCalls(signature, router, store, stats, self.used, is_due, layouts)
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
         """Sort the arguments of a call, and read its items where the host has to see them.

@@ -1,4 +1,4 @@
-"""Calls that need no sorting: rows and items that the host knows, in the form of the graphs, which one graph answers.
+"""Calls that need no sorting: rows and items in the form of the graphs, which one graph answers.
 
 Nearly all calls of most encoders are such, and take the host some three quarters of the time of others. Whatever is not
 certain goes the way of all calls, which also tells what is wrong with one.
@@ -25,6 +25,7 @@ from varlen_graphs.layouts.grids import GridHW, GridTHW
 from varlen_graphs.layouts.item_slice import ItemSlice
 from varlen_graphs.layouts.items import Layout
 from varlen_graphs.layouts.lengths import Lengths
+from varlen_graphs.options.gpu_layouts import GpuLayouts
 from varlen_graphs.outputs.entries import Items, Rows
 from varlen_graphs.routing.router import Router
 from varlen_graphs.serving.results import copies
@@ -56,7 +57,7 @@ class PlainCalls:
         stats: The counters.
         used: Counts replays of budgets by static arguments.
         is_due: Tells whether a graph is still to be compared; `None` if none is.
-        simulated: True if the CPU stands in for a device, whose items the host does not read.
+        layouts: What becomes of items on the device.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class PlainCalls:
         stats: Stats,
         used: Mapping[StaticKey, Counter[Budget]],
         is_due: IsDue | None,
-        simulated: bool,
+        layouts: GpuLayouts,
     ) -> None:
         spec = store.forward.spec
         self._signature = signature
@@ -75,7 +76,8 @@ class PlainCalls:
         self._store = store
         self._stats = stats
         self._used = used
-        self._simulated = simulated
+        self._simulated = layouts.simulated
+        self._unseen = layouts.check == "reported" and not spec.needs_layout
         self._is_due = is_due
         self._spec = spec
         self._rows, self._layout = spec.row_input.name, spec.layout.name
@@ -103,24 +105,14 @@ class PlainCalls:
             return NOT_PLAIN
         if type(items) is Tensor and items.is_cpu and (rows.is_cuda or not self._simulated):
             items = self._listed(items, rows)
-        if type(items) is not list:
-            return NOT_PLAIN
         if grad and (rows.requires_grad or self._store.mode.may_train):
             return NOT_PLAIN
-        parsed = self._spec.layout.plain(items)
-        if not parsed:
-            return NOT_PLAIN
-        layout = Layout(tuple(parsed))
-        if (
-            layout.total != rows.shape[0]
-            or layout.longest > self._spec.largest
-            or eager_reason(self._spec, layout) is not None
-            or self._signature.bind_no_static_args() != ({}, None)
-        ):
+        seen = self._seen(items, rows) if type(items) is list else self._only_on_device(items, rows)
+        if seen is None or self._signature.bind_no_static_args() != ({}, None):
             return NOT_PLAIN
         pool = self._store.pool
         with on_device(rows.device), pool.exclusive(), pool.order:
-            return self._replay(arena, rows.detach(), layout)
+            return self._replay(arena, rows.detach(), seen)
 
     def _named(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
         """Return the rows and the items of a call of two arguments, `None` for what is not there."""
@@ -129,6 +121,23 @@ class PlainCalls:
         if len(args) == 1:
             return (args[0], kwargs.get(self._layout)) if self._rows_first else (None, None)
         return args if self._by_position else (None, None)
+
+    def _seen(self, items: list[Any], rows: Tensor) -> Layout | None:
+        """Return the items of a list, if they are certainly those of the rows, and may be replayed."""
+        parsed = self._spec.layout.plain(items)
+        if not parsed:
+            return None
+        layout = Layout(tuple(parsed))
+        fits = layout.total == rows.shape[0] and layout.longest <= self._spec.largest
+        return layout if fits and eager_reason(self._spec, layout) is None else None
+
+    def _only_on_device(self, items: Any, rows: Tensor) -> Tensor | None:
+        """Return a tensor of items that the host need not see, as an alias: others may give it other memory."""
+        on_device = type(items) is Tensor and items.device == rows.device and (rows.is_cuda or self._simulated)
+        if not on_device or not self._unseen or not self._spec.layout.is_table(items) or not len(items):
+            return None
+        alias: Tensor = items.detach()
+        return alias
 
     def _listed(self, items: Tensor, rows: Tensor) -> Any:
         """Return a tensor of items on the CPU as a list, if it is dense, and no larger than items can be.
@@ -141,8 +150,8 @@ class PlainCalls:
         check_not_freed(items, self._layout)
         return items.tolist()
 
-    def _replay(self, arena: Arena, rows: Tensor, layout: Layout) -> Any:
-        """Replay the graph of a call, if there is one that is to be used as it is."""
+    def _replay(self, arena: Arena, rows: Tensor, items: Layout | Tensor) -> Any:
+        """Replay the graph of a call, if there is one that is to be used as it is. It checks items on the device."""
         usable = self._store.usable(NO_STATIC_ARGS)
         graphs = usable.graphs
         if graphs is None or graphs.arena is not arena or arena.loading:
@@ -151,23 +160,36 @@ class PlainCalls:
             if not all(type(extent) in (Rows, Items) for extent in graphs.extents):  # others are functions of the items
                 return NOT_PLAIN
             self._checked = weakref.ref(graphs)  # their memory goes when they are released
-        budget = self._router.whole(layout, usable.costs, usable.timed)
+        if type(items) is Layout:
+            budget = self._router.whole(items, usable.costs, usable.timed)
+            everything = ItemSlice.of(items)
+        else:
+            budget = self._router.unseen(len(rows), len(items), usable.costs)
+            everything = ItemSlice(0, len(rows), 0, len(items))
         if budget is None or budget not in graphs or (self._is_due is not None and self._is_due((budget,), graphs)):
             return NOT_PLAIN
         pointer = arena.source.whole(rows)
         if pointer is None:
             return NOT_PLAIN
         try:
-            arena.load_layout(layout, budget, pointer)
+            nan_masks = None
+            if type(items) is Layout:
+                arena.load_layout(items, budget, pointer)
+            else:
+                checks, nan_masks = graphs.checks, graphs.checks.nan_masks
+                checks.calls += 1
+                arena.load_table({self._layout: items}, checks.calls, len(items), len(rows), pointer)
             outputs = graphs.replay(budget)
-            self._stats.count_call(len(layout.items))  # while the GPU works
-            self._stats.count_replay(budget, layout.total)
+            self._stats.count_call(everything.items)  # while the GPU works
+            self._stats.count_replay(budget, everything.rows)
             self._used[NO_STATIC_ARGS][budget] += 1
-            everything = ItemSlice.of(layout)
             parts = []
             for extent, output in zip(graphs.extents, outputs, strict=True):
                 parts.append(extent.part(output, everything))
-            return graphs.rebuild(copies(parts))
+            made = copies(parts, nan_masks)
+            if nan_masks is not None:
+                graphs.checks.fetch()
+            return graphs.rebuild(made)
         finally:
             arena.keeps_padding = False
 
