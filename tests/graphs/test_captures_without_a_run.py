@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 import varlen_graphs as vg
 from tests.support import other_sizes
 from tests.support.encoders import UNVERIFIED, encoder_of, rows_for
-from tests.support.other_sizes import FOLLOWED, OtherwiseWhereSmall
+from tests.support.other_sizes import FOLLOWED, OtherwiseWhereSmall, table
+from varlen_graphs.capture.tape import TapeCapture
 
 BUDGETS = (32, 64, 96, 128, 192, 256)
 
@@ -27,8 +28,8 @@ def test_later_budgets_run_once():
     other_sizes.SIZES.clear()
     encoder = encoder_of(OtherwiseWhereSmall(other_sizes.attribute), budgets=BUDGETS, verify=UNVERIFIED).capture()
     runs = Counter(other_sizes.SIZES)
-    assert [runs[size] for size in (64, 96, 128, 192)] == [1] * 4, runs  # few rows run in checks too
-    assert runs[256] > 1
+    assert [runs[size] for size in (64, 96, 128)] == [1] * 3, runs  # few rows run in checks too
+    assert min(runs[256], runs[192]) > 1  # the first of a size that had not run shows what runs keep
     assert len(encoder.executor.store) == len(BUDGETS)
 
 
@@ -46,6 +47,49 @@ def test_what_small_sizes_alone_do_is_followed(function, ahead):
         check_calls(encoder, module, [[90], [60], [30]])
     assert not encoder.disabled
     assert not encoder.stats.eager
+
+
+@pytest.fixture
+def captures_that_compute_nothing(monkeypatch):
+    """As on a GPU: what a capture makes holds anything, until its graph replays."""
+    capture = TapeCapture.capture
+
+    def without_results(self, run, *more):
+        tape = capture(self, run, *more)
+        for tensor in tape.allocated:
+            tensor.fill_(7) if tensor.dtype != torch.bool else tensor.logical_not_()
+        return tape
+
+    monkeypatch.setattr(TapeCapture, "capture", without_results)
+
+
+@pytest.mark.parametrize(("small", "returns"), [(100, False), (1000, False), (1000, True), (0, True)])
+@pytest.mark.parametrize("lazy", [False, True], ids=["at once", "lazily"])
+def test_a_cache_outside_of_the_module_is_left_as_runs_leave_it(captures_that_compute_nothing, small, returns, lazy):
+    table.cache_clear()
+    module = OtherwiseWhereSmall(other_sizes.cached_outside, small, returns)
+    encoder = encoder_of(module, budgets=BUDGETS, capture=vg.options.Capture(lazy=lazy))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for lengths in ([6], [90], [120], [40]):
+            rows = rows_for(lengths)
+            got = encoder(rows, lengths=lengths)
+            torch.testing.assert_close(got[0] if returns else got, module.linear(rows))
+        encoder.capture_pending(None) if lazy else encoder.capture()
+        for rows in BUDGETS:
+            assert bool((table(rows, torch.device("cpu")) == 1).all()), rows
+
+
+def test_a_capture_that_fails_after_it_filled_a_cache_outside_is_told_in_each_call():
+    def function(module, x):
+        return other_sizes.read(module, other_sizes.cached_outside(module, x))
+
+    table.cache_clear()
+    encoder, rows = encoder_of(OtherwiseWhereSmall(function), budgets=BUDGETS), rows_for([150])
+    with pytest.raises(vg.errors.CaptureError, match="nothing has computed it: clear that cache"):
+        encoder.capture()
+    with pytest.raises(vg.errors.CaptureError, match="nothing has computed it: clear that cache"):
+        encoder(rows, lengths=[150])  # the module itself is no judge any more
 
 
 def test_what_no_graph_can_hold_is_refused_at_small_sizes_alone():

@@ -1,5 +1,7 @@
 """Modules that compute the same in another way where they get few rows, which no capture of large budgets shows."""
 
+import functools
+
 import torch
 from torch import nn
 
@@ -61,9 +63,20 @@ def read(module, x):
     return x * 1 if x[0, 0].item() < 1e9 else x
 
 
+@functools.lru_cache
+def table(rows, device):
+    """A tensor of each size that no part of the module holds."""
+    return torch.ones((rows, 1), device=device)
+
+
+def cached_outside(module, x):
+    """Read a tensor of its size that is cached outside of the module."""
+    return x * table(len(x), x.device)
+
+
 OUTSIDE = {}
 
-FOLLOWED = (cache, last_size, own_output, constant, number, another, outside, attribute)
+FOLLOWED = (cache, last_size, own_output, constant, number, another, outside, cached_outside, attribute)
 """What a graph can hold."""
 
 SIZES = []
@@ -71,10 +84,11 @@ SIZES = []
 
 
 class OtherwiseWhereSmall(nn.Module):
-    """Runs a function where it gets few rows."""
+    """Runs a function where it gets few rows; may return the tensor that is cached outside, too."""
 
-    def __init__(self, function):
+    def __init__(self, function, small=SMALL, returns=False):
         super().__init__()
+        self.small, self.returns = small, returns
         torch.manual_seed(0)
         self.linear = nn.Linear(8, 8)
         self.register_buffer("another", torch.ones(8))
@@ -83,4 +97,5 @@ class OtherwiseWhereSmall(nn.Module):
 
     def forward(self, x):
         SIZES.append(len(x))
-        return self.linear(self.function(self, x) if len(x) < SMALL else x)
+        out = self.linear(self.function(self, x) if len(x) < self.small else x)
+        return (out, table(len(x), x.device) * 1, table(len(x), x.device)) if self.returns else out

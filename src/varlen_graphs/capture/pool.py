@@ -154,10 +154,24 @@ class Pool:
             self.order.synchronize()
 
     def poison(self) -> None:
-        """Fill the pool with NaN (bytes 0xFF), for tests: a replay that is still correct reads nothing stale."""
-        with self.exclusive(), self.order:
+        """Fill the pool with NaN (bytes 0xFF), for tests: a replay that is still correct reads nothing stale.
+
+        But for tensors that somebody keeps.
+        """
+        with self.exclusive(), self.order, self.live_memory_restored():
             for memory in self.memory():
                 memory.fill_(0xFF)
+
+    @contextmanager
+    def live_memory_restored(self) -> Iterator[None]:
+        """Save what tensors of the pool hold, which others may need, from who overwrites the whole pool inside."""
+        live = self.memory(live=True)
+        saved = [memory.clone() for memory in live]
+        try:
+            yield
+        finally:
+            for memory, before in zip(live, saved, strict=True):
+                memory.copy_(before)
 
     def memory(self, live: bool = False) -> list[Tensor]:
         """Return the memory of the pool, uint8 `[bytes]` each: all of it, or that of tensors that are alive alone.

@@ -18,7 +18,7 @@ class OtherRunError(Exception):
 
 
 class KnownInputs(RunMode):
-    """Dispatch mode that refuses a run which reads what watched runs did not read, or uses the host.
+    """Dispatch mode that refuses a run which reads what watched runs did not read, writes to it, or uses the host.
 
     A graph keeps addresses, so what it reads is to be held. `CapturedInputs` sees to that, and takes several times as
     long as this.
@@ -26,27 +26,26 @@ class KnownInputs(RunMode):
     Args:
         device: The device of the graph.
         known: Addresses of the storages that watched runs have read.
-        shared: Those of them that no run may write to.
+        static: Addresses of those that graphs are made to read and write.
     """
 
     supports_higher_order_operators = True
 
-    def __init__(self, device: torch.device, known: Collection[int], shared: Collection[int]) -> None:
+    def __init__(self, device: torch.device, known: Collection[int], static: Collection[int]) -> None:
         super().__init__()
         self._device = device
-        self._known = frozenset({*known, 0})  # nothing is read of an empty tensor
-        self._shared = frozenset(shared)
+        self._writable = {*static, 0}  # nothing is written to an empty tensor
+        self._known = {*known, *self._writable}
         self._made: set[int] = set()
-        self._results: list[weakref.ref[Tensor]] = []  # in memory that the run made, views included
+        self._results: list[weakref.ref[Any]] = []  # of made memory: storages, but on the tape, which has them all
 
     def watch(self, run: Callable[[], Result]) -> Result:
-        """Call a function in this thread, without gradients.
+        """Call a function in this thread, without gradients; again, if a capture is tried again.
 
         Raises:
             OtherRunError: It does what watched runs did not do.
         """
         self._made.clear()
-        self._results.clear()
         result = run_under(run, self)
         if self.met_compiled:
             raise OtherRunError("it calls code under torch.compile")
@@ -60,21 +59,25 @@ class KnownInputs(RunMode):
                 raise OtherRunError(f"{func} reads {list(tensor.shape)} on {tensor.device}")
         if isinstance(func, torch._ops.OpOverload) and func._schema.is_mutable:
             for tensor in written_arguments(func, args, kwargs):
-                if tensor.untyped_storage().data_ptr() in self._shared:
+                address = tensor.untyped_storage().data_ptr()
+                if address not in self._made and address not in self._writable:
                     raise OtherRunError(f"{func} writes to {list(tensor.shape)}")
         result = func(*args, **kwargs)
         for made in [result] if isinstance(result, Tensor) else tree_leaves(result):
             if isinstance(made, Tensor):
-                address = made.untyped_storage().data_ptr()
+                storage = made.untyped_storage()
                 if made.device != self._device:
                     raise OtherRunError(f"{func} makes {list(made.shape)} on {made.device}")
-                if address not in self._known:
-                    self._made.add(address)
-                    self._results.append(weakref.ref(made))
+                if storage.data_ptr() not in self._known:
+                    self._made.add(storage.data_ptr())
+                    self._results.append(weakref.ref(storage if made.is_cuda else made))
         return result
 
-    def keeps_more_than(self, outputs: Iterable[Tensor]) -> bool:
-        """Return True if somebody keeps a tensor that the run made, other than its outputs: a cache, for example."""
-        own = {tensor.untyped_storage().data_ptr() for tensor in outputs}
-        made = (result() for result in self._results)
-        return any(one is not None and one.untyped_storage().data_ptr() not in own for one in made)
+    def kept(self, outputs: Iterable[Tensor] = ()) -> set[int]:
+        """Return the addresses of what the run made and somebody keeps, a cache for example, beside these very tensors.
+
+        Captures of CUDA compute nothing: it holds what was there before, until the graph replays.
+        """
+        own = {*map(id, outputs)}
+        alive = [one for reference in self._results if (one := reference()) is not None and id(one) not in own]
+        return {(one.untyped_storage() if isinstance(one, Tensor) else one).data_ptr() for one in alive}

@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from varlen_graphs.dispatch.leaves import tensors_in
 from varlen_graphs.dispatch.uploads import IsHost, NamesHost, copies_to_device, makes_empty, targets
 
 aten = torch.ops.aten
@@ -219,12 +220,12 @@ def has_storage(tensor: Tensor) -> bool:
 
 
 def written_arguments(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
-    """Return the tensors that an operator writes into."""
+    """Return the tensors that an operator writes into, those of lists included."""
     if not operator._schema.is_mutable:
         return []
     named = named_arguments(operator, args, kwargs)
     written = [a.name for a in operator._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
-    return [named[name] for name in written if isinstance(named.get(name), Tensor)]
+    return tensors_in(tuple([named.get(name) for name in written]), {})
 
 
 def named_arguments(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from varlen_graphs.capture.mode import Mode
 from varlen_graphs.capture.torch_modes import active_mode
 from varlen_graphs.dispatch.lines import raising_line
 from varlen_graphs.dispatch.rules_mode import CaptureRulesMode
-from varlen_graphs.dispatch.thread_modes import run_under
+from varlen_graphs.dispatch.thread_modes import Result, run_under
 from varlen_graphs.errors import CaptureError, VarlenGraphsError
 from varlen_graphs.graphs.arena import Arena
 from varlen_graphs.graphs.first_run import run_on_sample
@@ -100,7 +100,7 @@ class BoundForward:
         if self.meets_compiler:
             self(rows, table, given)
 
-    def guarded(self, run: Callable[[], Parts]) -> Parts:
+    def guarded(self, run: Callable[[], Result]) -> Result:
         """Call a function that runs this under another mode, without writes to what a shadow shares."""
         return run() if self._writes is None else run_under(run, self._writes)
 

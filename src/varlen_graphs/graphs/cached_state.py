@@ -52,9 +52,16 @@ Run = Callable[[int], Parts]
 """Runs a forward on a few rows, different ones for each integer; see `ODD`."""
 
 
-def raise_changed_outside(forward: Forward) -> NoReturn:
+NOT_COMPUTED = (
+    "{} keeps a tensor where no copy of it reaches, such as a cache of a function, and the capture that made it "
+    "failed, so nothing has computed it: clear that cache, and keep such tensors in the module, or run the module "
+    "without graphs (backend='eager')"
+)
+
+
+def raise_changed_outside(forward: Forward, why: str = OUT_OF_REACH) -> NoReturn:
     """Raise that runs for captures have changed what a module keeps outside of itself, here and in later calls."""
-    forward.verdict.changed_outside = OUT_OF_REACH.format(type(forward.module).__name__)
+    forward.verdict.changed_outside = why.format(type(forward.module).__name__)
     raise CaptureError(forward.verdict.changed_outside)
 
 

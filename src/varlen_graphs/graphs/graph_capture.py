@@ -22,7 +22,7 @@ from varlen_graphs.errors import CaptureError
 from varlen_graphs.graphs.allowance import Allowance
 from varlen_graphs.graphs.arena import Arena
 from varlen_graphs.graphs.bound_forward import BoundForward, outputs_of
-from varlen_graphs.graphs.cached_state import ODD, Run, StateCheck, runs_of
+from varlen_graphs.graphs.cached_state import NOT_COMPUTED, ODD, Run, StateCheck, raise_changed_outside, runs_of
 from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.graphs.graph_set import GraphSet, HeldMemory
 from varlen_graphs.graphs.output_form import OutputForm, check_constants
@@ -83,6 +83,7 @@ class GraphCapture:
         self.left_out: dict[Budget, str] = {}
         self.compile_seconds: float | None = None
         self._shadows: list[Shadow] = []  # those that graphs were captured over
+        self._ran: set[Budget] = set()  # whose runs may have filled a cache that watched runs find filled
 
     def run(self, budgets: Sequence[Budget], spare: Sequence[Budget]) -> list[Budget]:
         """Capture budgets that have no graph yet, largest first; return those that were tried.
@@ -189,12 +190,14 @@ class GraphCapture:
 
     def _run_at_capacity(self, forward: BoundForward, budget: Budget) -> None:
         """Run rows that fill a budget."""
+        self._ran.add(budget)
         self._graphs.arena.load_sample(budget)
         forward.run_probe(self._graphs.checks.view(self._graphs.arena, budget), which=2)
 
     def _run_sample(self, budget: Budget, run: Callable[[Tensor, ItemTable, dict[str, Tensor]], object]) -> None:
         """Run the sample of a budget, without rows and other ranks."""
         graphs = self._graphs
+        self._ran.add(budget)
         self._load_sample(budget)
         with graphs.consensus.dry_run():
             run(*graphs.checks.view(graphs.arena, budget))
@@ -274,8 +277,9 @@ class GraphCapture:
 
     def _time_attention(self, budget: Budget) -> list[str]:
         """Time attention in a run of a budget; return its choices."""
+        forward, _ = self._captured
         with measuring() as attention:
-            self._run_sample(budget, self._captured[0])
+            forward.guarded(partial(self._run_sample, budget, forward))
         self._graphs.attention[budget] = attention.choices
         return attention.choices
 
@@ -337,12 +341,15 @@ class GraphCapture:
         """Capture a budget without a run, if it does what others did; if not, return a failure, and leave no graph.
 
         Kernels that no other budget needs are compiled or loaded in the capture.
+
+        Raises:
+            CaptureError: The capture failed, and something outside of the module keeps what it has not computed.
         """
-        graphs, arena, (forward, shadow) = self._graphs, self._graphs.arena, self._captured
-        form, name = graphs.form, f"varlen_graphs {budget.rows} rows"
+        graphs, arena, (forward, _) = self._graphs, self._graphs.arena, self._captured
+        form, name, graph = graphs.form, f"varlen_graphs {budget.rows} rows", None
         assert form is not None  # noqa: S101 - of the graphs that are there
         static = {tensor.untyped_storage().data_ptr() for tensor in (*arena.memory, *graphs.checks.memory)}
-        known = KnownInputs(memory.device, memory.held.keys() | static, set(map(address_of, shadow.shared)))
+        known = KnownInputs(memory.device, memory.held.keys(), static)
 
         def run() -> list[Tensor]:
             arena.source.copy(budget.rows)
@@ -355,23 +362,28 @@ class GraphCapture:
             with nullcontext() if choices is None else repeating(choices):
                 return known.watch(run)
 
-        outputs: Sequence[Tensor] = ()
+        self._ran.add(budget)
         with graphs.consensus.collective_try() as outcome:
             choices = self._attention_of(budget)
             self._load_sample(budget)
             graph = self._backend.capture(watched, name)
-            outputs = graph.outputs
-            form.check_captured(outputs)
-            if not known.keeps_more_than(outputs):
-                graphs.add(budget, graph, self._fallback)
-                return None
-            raise OtherRunError("it keeps a tensor")
+            form.check_captured(graph.outputs)
         failure = outcome.take()
-        assert failure is not None  # noqa: S101 - it returned
-        forget_frames(failure.error)
-        if known.keeps_more_than(outputs):  # made in a capture, so nothing has computed it
+        if failure is not None:
+            forget_frames(failure.error)
+        kept = known.kept(() if graph is None else graph.outputs)
+        if failure is None and graph is not None and not kept:
+            graphs.add(budget, graph, self._fallback)
+            return None
+        if kept and graph is not None:
+            self._load_sample(budget)
+            graph.replay()  # computes what somebody goes on using
+        elif kept - forward.held():
+            raise_changed_outside(self._original, NOT_COMPUTED)
+        if kept:
             graphs.captured = None
             self._prepare_captured()
+        failure = failure or Failure(OtherRunError("it keeps a tensor"), "other")
         graphs.alike = failure.kind == "memory" or isinstance(failure.error, NotRepeatedError)
         return failure
 
@@ -380,9 +392,8 @@ class GraphCapture:
 
         Ahead of that comes another run of the first graph, and where torch's compiler or other ranks take part.
         """
-        graphs, arena, consensus, (forward, _) = (
-            self._graphs, self._graphs.arena, self._graphs.consensus, self._captured
-        )  # fmt: skip
+        graphs, (forward, _) = self._graphs, self._captured
+        arena, consensus = graphs.arena, graphs.consensus
 
         def run_once() -> Parts:
             return forward(*graphs.checks.view(arena, budget))
@@ -420,9 +431,9 @@ class GraphCapture:
                 if graphs.form is None:
                     graphs.form, graphs.per_square = form, attention.per_square
                     graphs.extents, graphs.rebuild = form.extents, form.rebuild
-                    graphs.alike = consensus.alone
                 graphs.meets_compiler = forward.meets_compiler
-                graphs.alike &= not (keeps or memory.constants or graphs.meets_compiler)
+                is_ordinary = consensus.alone and not (keeps or memory.constants or graphs.meets_compiler)
+                graphs.alike = is_ordinary and (graphs.alike or budget not in self._ran)
                 graphs.attention[budget] = attention.choices
                 graphs.add(budget, graph, self._fallback)
         if outcome.failure is not None:

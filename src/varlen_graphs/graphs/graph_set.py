@@ -21,7 +21,7 @@ from varlen_graphs.routing.costs import Costs
 from varlen_graphs.shadows.shadow import Shadow
 from varlen_graphs.shadows.snapshot import Snapshot
 
-ABOUT = 1.25
+CLOSE = 1.25
 """Ratio of the rows of budgets between which attention is timed at no other, whatever it chooses at these."""
 
 
@@ -77,7 +77,8 @@ class GraphSet:
         per_square: Milliseconds of our own attention for each squared row of a segment.
         most_rows: Rows of the largest budget that was ever captured, by which the pool is sized.
         mutated_state: Addresses of what runs of the module write to.
-        alike: True if runs of all budgets so far used the host and memory alike, so that the next one needs no run.
+        alike: True if the next budget is captured without a run: the last watched run of a size that had not run before
+            kept no tensor and copied none from the host.
         attention: The backends that attention chose in the runs of budgets, in order, on a GPU.
         meets_compiler: True if runs meet code of torch's compiler, or it is not known before the first capture.
         captured: The forward that was captured last, and its shadow of the module.
@@ -174,15 +175,15 @@ class GraphSet:
         return min(set(changed) - known, default=None)
 
     def attention_around(self, budget: Budget) -> list[str] | None:
-        """Return what attention chose at the next smaller budget, if it chose the same at the next larger one.
+        """Return what attention chose at the next smaller budget, if the next larger one chose the same, or is close.
 
-        Or if that has about as many rows: where choices change, the backends take about the same time.
+        Where choices change, the backends take about the same time.
         """
         below = max((one for one in self.attention if one <= budget), default=None)
         above = min((one for one in self.attention if one >= budget), default=None)
         if below is None or above is None:
             return None
-        agree = self.attention[below] == self.attention[above] or above.rows <= ABOUT * below.rows
+        agree = self.attention[below] == self.attention[above] or above.rows <= CLOSE * below.rows
         return self.attention[below] if agree else None
 
     def usable(self, costs: Costs, captured: bool) -> Costs:

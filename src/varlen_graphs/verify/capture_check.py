@@ -1,14 +1,12 @@
 """The check of new graphs at their capture: examples replayed over NaN and over other values, before calls use them."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, TypeVar
 
 from varlen_graphs.budgets.budget import Budget
 from varlen_graphs.buffers import AttentionMask
-from varlen_graphs.capture.pool import Pool
 from varlen_graphs.declaration.call import Call
 from varlen_graphs.declaration.reading import read_layout
 from varlen_graphs.errors import CaptureError, SpecError, VerificationError, warn
@@ -84,7 +82,7 @@ def check_graphs(
     if not budgets:
         return
     inputs = graphs.inputs
-    with executor.mode.autocast(inputs.device.type), _live_memory_restored(executor.pool):
+    with executor.mode.autocast(inputs.device.type), executor.pool.live_memory_restored():
         checks = _Checks(executor, options, graphs, eager, call)
         is_new = check is not None and {*budgets} == {*graphs.budgets}
         rejected = {case.budget: why for case, why in checks.failing(checks.of_each(budgets))}
@@ -315,15 +313,3 @@ def _mismatch(error: Exception | None) -> list[str]:
     if isinstance(error, SpecError):
         raise error
     return [str(error)] if isinstance(error, VerificationError) else []
-
-
-@contextmanager
-def _live_memory_restored(pool: Pool) -> Iterator[None]:
-    """Save what tensors of the pool hold, which others may need, because the check overwrites the whole pool."""
-    live = pool.memory(live=True)
-    saved = [memory.clone() for memory in live]
-    try:
-        yield
-    finally:
-        for memory, before in zip(live, saved, strict=True):
-            memory.copy_(before)

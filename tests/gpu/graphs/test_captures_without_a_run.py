@@ -9,7 +9,7 @@ import varlen_graphs as vg
 from tests.support import other_sizes
 from tests.support.encoders import Attention, attention_spec, encoder_of, rows_for
 from tests.support.gpu import on_gpus, rows_on_gpu
-from tests.support.other_sizes import FOLLOWED, OtherwiseWhereSmall
+from tests.support.other_sizes import FOLLOWED, OtherwiseWhereSmall, table
 from varlen_graphs.attention import timing
 
 pytestmark = on_gpus()
@@ -30,6 +30,18 @@ def test_what_small_sizes_alone_do_is_followed(function):
             torch.testing.assert_close(encoder(rows, lengths=lengths), module.linear(rows))
     assert not encoder.disabled
     assert not encoder.stats.eager
+
+
+@pytest.mark.parametrize(("small", "returns"), [(100, False), (1000, False), (1000, True)])
+def test_a_cache_outside_of_the_module_is_left_as_runs_leave_it(small, returns):
+    table.cache_clear()
+    module = OtherwiseWhereSmall(other_sizes.cached_outside, small, returns).to("cuda")
+    encoder = encoder_of(module, budgets=BUDGETS, backend="cuda")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        encoder.capture()
+        for rows in BUDGETS:
+            assert bool((table(rows, torch.device("cuda", 0)) == 1).all()), rows
 
 
 def test_what_no_graph_can_hold_is_refused_at_small_sizes_alone():
