@@ -80,18 +80,6 @@ def test_a_cache_outside_of_the_module_is_left_as_runs_leave_it(captures_that_co
             assert bool((table(rows, torch.device("cpu")) == 1).all()), rows
 
 
-def test_a_capture_that_fails_after_it_filled_a_cache_outside_is_told_in_each_call():
-    def function(module, x):
-        return other_sizes.read(module, other_sizes.cached_outside(module, x))
-
-    table.cache_clear()
-    encoder, rows = encoder_of(OtherwiseWhereSmall(function), budgets=BUDGETS), rows_for([150])
-    with pytest.raises(vg.errors.CaptureError, match="nothing has computed it: clear that cache"):
-        encoder.capture()
-    with pytest.raises(vg.errors.CaptureError, match="nothing has computed it: clear that cache"):
-        encoder(rows, lengths=[150])  # the module itself is no judge any more
-
-
 def test_what_no_graph_can_hold_is_refused_at_small_sizes_alone():
     module = OtherwiseWhereSmall(other_sizes.read)
     encoder = encoder_of(module, budgets=BUDGETS)
