@@ -234,7 +234,11 @@ class Executor:
             if call.to_pack and not packs_in_place:
                 read_layout(self.spec, call)
             padded_batch, gather_indices = (call.sizes, call.padded) if packs_in_place else (), None
-            items = DeviceItems(call, graphs.checks) if call.layout is None else HostItems(call.layout, *padded_batch)
+            items: HostItems | DeviceItems
+            if call.layout is None:
+                items = DeviceItems(call.description, call.rows.shape[0], graphs.checks)
+            else:
+                items = HostItems(call.layout, *padded_batch)
             self.stats.count_call(items.everything.items)
             if self.traces:
                 trace_size(self.traces, self.router, self.spec, call)
@@ -259,8 +263,7 @@ class Executor:
                         self.stats.count_exact(fallback, active)
                     self.used[call.key][fallback or budget] += 1
                 collected.take(outputs, graphs.extents, slices, items.nan_masks)
-            if isinstance(items, DeviceItems):
-                items.finish(self.layouts.check == "checked")
+            items.finish(self.layouts.check == "checked")
             tensors = collected.tensors
             if call.padded and call.layout is not None:
                 gather_indices = gather_indices or call.gather_indices

@@ -15,19 +15,20 @@ from varlen_graphs.budgets.budget import Budget
 from varlen_graphs.capture.pool import on_device
 from varlen_graphs.checks.values import EMPTY_ITEMS, check_not_freed, is_dense
 from varlen_graphs.declaration.buffer_spec import BufferSpec
-from varlen_graphs.declaration.reading import eager_reason
+from varlen_graphs.declaration.reading import eager_reason, only_on_device
 from varlen_graphs.declaration.signature import Signature
 from varlen_graphs.declaration.static_args import StaticKey
 from varlen_graphs.graphs.arena import Arena
 from varlen_graphs.graphs.graph_set import GraphSet
 from varlen_graphs.graphs.store import GraphStore
 from varlen_graphs.layouts.grids import GridHW, GridTHW
-from varlen_graphs.layouts.item_slice import ItemSlice
 from varlen_graphs.layouts.items import Layout
 from varlen_graphs.layouts.lengths import Lengths
 from varlen_graphs.options.gpu_layouts import GpuLayouts
 from varlen_graphs.outputs.entries import Items, Rows
+from varlen_graphs.routing.packing import ReplayBatch
 from varlen_graphs.routing.router import Router
+from varlen_graphs.serving.replayed_items import DeviceItems, HostItems
 from varlen_graphs.serving.results import copies
 from varlen_graphs.stats import Stats
 
@@ -76,8 +77,7 @@ class PlainCalls:
         self._store = store
         self._stats = stats
         self._used = used
-        self._simulated = layouts.simulated
-        self._unseen = layouts.check == "reported" and not spec.needs_layout
+        self._layouts = layouts
         self._is_due = is_due
         self._spec = spec
         self._rows, self._layout = spec.row_input.name, spec.layout.name
@@ -96,6 +96,7 @@ class PlainCalls:
 
         Raises:
             StaleGraphError, CaptureError: As for any call, see `GraphStore.usable`.
+            LayoutError: Items on the device were wrong, if such calls wait for it.
         """
         arena = self._store.arena
         if not self._certain or arena is None or len(args) + len(kwargs) != 2:
@@ -103,7 +104,7 @@ class PlainCalls:
         rows, items = self._named(args, kwargs)
         if type(rows) is not Tensor or not arena.takes(rows):
             return NOT_PLAIN
-        if type(items) is Tensor and items.is_cpu and (rows.is_cuda or not self._simulated):
+        if type(items) is Tensor and items.is_cpu and (rows.is_cuda or not self._layouts.simulated):
             items = self._listed(items, rows)
         if grad and (rows.requires_grad or self._store.mode.may_train):
             return NOT_PLAIN
@@ -132,12 +133,11 @@ class PlainCalls:
         return layout if fits and eager_reason(self._spec, layout) is None else None
 
     def _only_on_device(self, items: Any, rows: Tensor) -> Tensor | None:
-        """Return a tensor of items that the host need not see, as an alias: others may give it other memory."""
-        on_device = type(items) is Tensor and items.device == rows.device and (rows.is_cuda or self._simulated)
-        if not on_device or not self._unseen or not self._spec.layout.is_table(items) or not len(items):
+        """Return the items if they are in a tensor that the host need not see."""
+        if type(items) is not Tensor or not len(rows):
             return None
-        alias: Tensor = items.detach()
-        return alias
+        unseen = only_on_device(self._spec, {self._layout: items}, rows.device, self._layouts.simulated)
+        return items if unseen and len(items) else None
 
     def _listed(self, items: Tensor, rows: Tensor) -> Any:
         """Return a tensor of items on the CPU as a list, if it is dense, and no larger than items can be.
@@ -151,7 +151,7 @@ class PlainCalls:
         return items.tolist()
 
     def _replay(self, arena: Arena, rows: Tensor, items: Layout | Tensor) -> Any:
-        """Replay the graph of a call, if there is one that is to be used as it is. It checks items on the device."""
+        """Replay the graph of a call, if there is one that is to be used as it is."""
         usable = self._store.usable(NO_STATIC_ARGS)
         graphs = usable.graphs
         if graphs is None or graphs.arena is not arena or arena.loading:
@@ -160,25 +160,20 @@ class PlainCalls:
             if not all(type(extent) in (Rows, Items) for extent in graphs.extents):  # others are functions of the items
                 return NOT_PLAIN
             self._checked = weakref.ref(graphs)  # their memory goes when they are released
+        replayed: HostItems | DeviceItems
         if type(items) is Layout:
-            budget = self._router.whole(items, usable.costs, usable.timed)
-            everything = ItemSlice.of(items)
+            budget, replayed = self._router.whole(items, usable.costs, usable.timed), HostItems(items)
         else:
             budget = self._router.unseen(len(rows), len(items), usable.costs)
-            everything = ItemSlice(0, len(rows), 0, len(items))
+            replayed = DeviceItems({self._layout: items}, len(rows), graphs.checks)
         if budget is None or budget not in graphs or (self._is_due is not None and self._is_due((budget,), graphs)):
             return NOT_PLAIN
         pointer = arena.source.whole(rows)
         if pointer is None:
             return NOT_PLAIN
         try:
-            nan_masks = None
-            if type(items) is Layout:
-                arena.load_layout(items, budget, pointer)
-            else:
-                checks, nan_masks = graphs.checks, graphs.checks.nan_masks
-                checks.calls += 1
-                arena.load_table({self._layout: items}, checks.calls, len(items), len(rows), pointer)
+            everything = replayed.everything
+            replayed.load(arena, ReplayBatch(budget, range(everything.items)), pointer)
             outputs = graphs.replay(budget)
             self._stats.count_call(everything.items)  # while the GPU works
             self._stats.count_replay(budget, everything.rows)
@@ -186,10 +181,9 @@ class PlainCalls:
             parts = []
             for extent, output in zip(graphs.extents, outputs, strict=True):
                 parts.append(extent.part(output, everything))
-            made = copies(parts, nan_masks)
-            if nan_masks is not None:
-                graphs.checks.fetch()
-            return graphs.rebuild(made)
+            tensors = copies(parts, replayed.nan_masks)
+            replayed.finish(self._layouts.check == "checked")
+            return graphs.rebuild(tensors)
         finally:
             arena.keeps_padding = False
 

@@ -1,12 +1,12 @@
 """The items of a call as its replays take them: known to the host, or to the GPU only."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from varlen_graphs.capture.stream_order import current_stream
-from varlen_graphs.declaration.call import Call
 from varlen_graphs.graphs.arena import Arena
 from varlen_graphs.graphs.gpu_checks import GpuChecks
 from varlen_graphs.graphs.row_source import RowPointer
@@ -50,12 +50,16 @@ class HostItems:
         arena.load_layout(part, batch.budget, pointer, *self._batch)
         return part.total
 
+    def finish(self, wait: bool) -> None:
+        """Do nothing: the host has checked the items."""
+
 
 class DeviceItems:
     """Items that only the GPU has seen: one replay batch, whose graph checks them.
 
     Args:
-        call: The call.
+        description: The layout argument and the columns, by name.
+        rows: Number of rows of the call.
         checks: Keeps the findings.
 
     Attributes:
@@ -63,12 +67,12 @@ class DeviceItems:
         nan_masks: Added to outputs, so that a wrong call does not pass for a right one.
     """
 
-    def __init__(self, call: Call, checks: GpuChecks) -> None:
-        self.everything = ItemSlice(0, call.rows.shape[0], 0, call.items)
-        self.nan_masks: Mapping[torch.dtype, Tensor] | None = checks.nan_masks
+    def __init__(self, description: Mapping[str, Any], rows: int, checks: GpuChecks) -> None:
         # An alias of the sizes, which the graph reads, because others may give the caller's tensor other memory.
-        (name, sizes), *_ = call.description.items()
-        self._description = {**call.description, name: sizes.detach()}
+        (name, sizes), *_ = description.items()
+        self._description = {**description, name: sizes.detach()}
+        self.everything = ItemSlice(0, rows, 0, len(sizes))
+        self.nan_masks: Mapping[torch.dtype, Tensor] | None = checks.nan_masks
         self._checks = checks
         self._number = 0
 
