@@ -156,7 +156,7 @@ class Pool:
     def poison(self) -> None:
         """Fill the pool with NaN (bytes 0xFF), for tests: a replay that is still correct reads nothing stale.
 
-        But for tensors that somebody keeps.
+        Tensors that somebody keeps stay as they are.
         """
         with self.exclusive(), self.order, self.live_memory_restored():
             for memory in self.memory():

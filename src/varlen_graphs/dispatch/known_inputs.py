@@ -1,4 +1,4 @@
-"""What a captured run reads and writes, where no run of its size came before."""
+"""A dispatch mode for captures of sizes that have not run before."""
 
 import weakref
 from collections.abc import Callable, Collection, Iterable

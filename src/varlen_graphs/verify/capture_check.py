@@ -176,17 +176,14 @@ class _Checks:
             SpecError: The declaration does not match the module.
         """
         failures, wrong = list[tuple[Case, str]](), list[tuple[Case, SampleRun, str]]()
-        begun: list[tuple[Case, SampleRun, Callable[[], None]]] = []
+        begun: tuple[Case, SampleRun, Callable[[], None]] | None = None
 
-        def end(left: int) -> None:
-            """Compare replays that were begun, but for the last ones, which run meanwhile."""
-            while len(begun) > left:
-                case, sample, finish = begun.pop(0)
-                if isinstance(error := self._tried(finish), Exception):
-                    wrong.append((case, sample, str(error)))
-                else:
-                    least = min(sample.example.layout.rows)
-                    self._smallest_right = min(self._smallest_right or least, least)
+        def end(case: Case, sample: SampleRun, finish: Callable[[], None]) -> None:
+            if isinstance(error := self._tried(finish), Exception):
+                wrong.append((case, sample, str(error)))
+            else:
+                least = min(sample.example.layout.rows)
+                self._smallest_right = min(self._smallest_right or least, least)
 
         for case in cases:
             sample = self._tried(partial(self._samples.first, case.layouts, itself=case.itself))
@@ -201,9 +198,11 @@ class _Checks:
             elif isinstance(finish := self._tried(partial(self._begin_replays, case, sample)), Exception):
                 wrong.append((case, sample, str(finish)))
             else:
-                begun.append((case, sample, finish))
-                end(left=1)
-        end(left=0)
+                if begun is not None:
+                    end(*begun)  # while the replays of this case run
+                begun = case, sample, finish
+        if begun is not None:
+            end(*begun)
         spec = self._forward.spec
         only_small = all(min(sample.example.layout.rows) < self._smallest_right for _, sample, _ in wrong)
         few = spec.advice(FEW_ROWS, FEW_ROWS.partition(" If")[0]).format(self._smallest_right)
@@ -218,7 +217,7 @@ class _Checks:
         layout = sample.example.layout
         orders = _orders(layout) if case.reorder else []
         batch = ReplayBatch(case.budget, range(len(layout)))
-        disagreement = self._replays.begin(self._graphs, [batch], sample.example, orders)
+        disagreement = self._replays.disagreement(self._graphs, [batch], sample.example, orders)
 
         def finish() -> None:
             if (found := disagreement()) is not None:

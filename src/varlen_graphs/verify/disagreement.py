@@ -76,22 +76,11 @@ class Replays:
         example: Example,
         orders: Sequence[Sequence[range]] = (),
         filling: Call | None = None,
-    ) -> str | None:
-        """Return where the output is wrong and why; `None` if it is right, whatever padding holds. Syncs.
-
-        The arguments are those of `begin`.
-        """
-        return self.begin(graphs, batches, example, orders, filling)()
-
-    def begin(
-        self,
-        graphs: GraphSet,
-        batches: Sequence[ReplayBatch],
-        example: Example,
-        orders: Sequence[Sequence[range]] = (),
-        filling: Call | None = None,
     ) -> Callable[[], str | None]:
-        """Queue replays and their comparison; return what waits for them, and returns the `disagreement`.
+        """Queue replays and their comparison; return a function that waits for them.
+
+        It returns where the output is wrong and why; `None` if it is right, whatever padding holds. Others may replay
+        before it is called.
 
         All replays are queued before the first output is read, so that ranks which share a module make the same ones.
 

@@ -88,7 +88,7 @@ def verify_calls(executor: Executor, calls: Iterable[Mapping[str, Any]], toleran
             for batches in ways:
                 orders = [read_layout(spec, call).groups]
                 for example, groups in ((own, orders), (other_rows, [])):
-                    wrong = replays.disagreement(graphs, batches, example, groups, filling)
+                    wrong = replays.disagreement(graphs, batches, example, groups, filling)()
                     if wrong is not None:
                         raise VerificationError(wrong)
                 checked.update(batch.budget for batch in batches if batch.budget is not None)
