@@ -3,7 +3,7 @@
 import math
 import traceback
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,6 +38,15 @@ def release_to_pool(outputs: list[Tensor]) -> list[Tensor]:
             alias = whole.view(dtype).as_strided(shape, stride, offset)
         aliases.append(alias)
     return aliases
+
+
+def move_from_pool(storages: Iterable[torch.UntypedStorage]) -> None:
+    """Give storages that were allocated in a capture other memory, with the same bytes, for all their tensors."""
+    for storage in storages:
+        held = storage.clone()
+        storage.resize_(0)
+        storage.resize_(held.nbytes())
+        storage.copy_(held)
 
 
 def device_bytes(address: int, size: int) -> Tensor:

@@ -154,11 +154,8 @@ class Pool:
             self.order.synchronize()
 
     def poison(self) -> None:
-        """Fill the pool with NaN (bytes 0xFF), for tests: a replay that is still correct reads nothing stale.
-
-        Tensors that somebody keeps stay as they are.
-        """
-        with self.exclusive(), self.order, self.live_memory_restored():
+        """Fill the pool with NaN (bytes 0xFF), for tests: a replay that is still correct reads nothing stale."""
+        with self.exclusive(), self.order:
             for memory in self.memory():
                 memory.fill_(0xFF)
 

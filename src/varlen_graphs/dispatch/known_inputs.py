@@ -73,11 +73,12 @@ class KnownInputs(RunMode):
                     self._results.append(weakref.ref(storage if made.is_cuda else made))
         return result
 
-    def kept(self, outputs: Iterable[Tensor] = ()) -> set[int]:
-        """Return the addresses of what the run made and somebody keeps, a cache for example, beside these very tensors.
+    def kept(self, outputs: Iterable[Tensor] = ()) -> dict[int, torch.UntypedStorage]:
+        """Return what the run made and somebody keeps, a cache for example, beside these very tensors, by address.
 
         Captures of CUDA compute nothing: it holds what was there before, until the graph replays.
         """
         own = {*map(id, outputs)}
         alive = [one for reference in self._results if (one := reference()) is not None and id(one) not in own]
-        return {(one.untyped_storage() if isinstance(one, Tensor) else one).data_ptr() for one in alive}
+        storages = [one.untyped_storage() if isinstance(one, Tensor) else one for one in alive]
+        return {storage.data_ptr(): storage for storage in storages}

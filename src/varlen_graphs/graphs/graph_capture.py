@@ -13,7 +13,7 @@ from varlen_graphs.attention.timing import NotRepeatedError, measuring, repeatin
 from varlen_graphs.budgets.budget import Budget
 from varlen_graphs.capture.backend import CAPTURE_LOCK, Backend
 from varlen_graphs.capture.consensus import Failure
-from varlen_graphs.capture.memory import empty_cache, forget_frames
+from varlen_graphs.capture.memory import empty_cache, forget_frames, move_from_pool
 from varlen_graphs.capture.mode import Mode
 from varlen_graphs.declaration.call import Call
 from varlen_graphs.dispatch.captured_inputs import CapturedInputs
@@ -378,7 +378,8 @@ class GraphCapture:
         if kept and graph is not None:
             self._load_sample(budget)
             graph.replay()  # computes what somebody goes on using
-        elif arena.rows.is_cuda and kept - forward.held():  # the tape computes what it records
+            move_from_pool(kept.values())  # where later graphs would write to it
+        elif arena.rows.is_cuda and kept.keys() - forward.held():  # the tape computes what it records
             raise_changed_outside(self._original, NOT_COMPUTED)
         if kept:
             graphs.captured = None

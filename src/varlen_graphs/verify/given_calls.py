@@ -74,8 +74,7 @@ def verify_calls(executor: Executor, calls: Iterable[Mapping[str, Any]], toleran
                 store.capture(store.inputs(one))
     pairs.sort(key=lambda pair: read_layout(spec, pair[0]).size)
     forward = executor.forward.on(Shadow(executor.forward.module))
-    pool = executor.pool
-    with torch.no_grad(), pool.exclusive(), pool.order, pool.live_memory_restored():
+    with torch.no_grad(), executor.pool.exclusive(), executor.pool.order:
         store.check_memory()
         replays = Replays(executor, forward, tolerance, pairs[-1][0].rows.device, strict=True)
         checked, against = set[Budget](), dict[str, None]()  # in the order of the calls
