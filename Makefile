@@ -18,7 +18,7 @@ endif
 RESULTS := docs/benchmarks
 KERNELS := $(filter attention rotary metadata interpolation row_counts breakdown, $(basename $(notdir $(wildcard benchmarks/*.py))))
 
-.PHONY: demo test test-gpu test-matrix test-newest test-engines test-offline score soak fuzz check fix bench bench-encoders bench-kernels coverage plots docs clean
+.PHONY: demo test test-gpu test-matrix test-newest test-engines test-offline score soak fuzz check fix bench bench-encoders bench-kernels coverage coverage-outside plots docs clean
 
 demo: $(DEMO_ENV)
 	$(RUN) -m varlen_graphs demo $(ARGS)
@@ -110,6 +110,15 @@ bench-kernels: $(DEV_ENV)
 coverage: $(DEV_ENV)
 	$(RUN) -m benchmarks.coverage --json $(RESULTS)/coverage.json $(ARGS)
 
+# The same of modules from other packages, in an environment of its own.
+coverage-outside: .outside/.done
+	.outside/bin/python -m benchmarks.coverage.outside --json $(RESULTS)/coverage_outside.json $(ARGS)
+
+.outside/.done: pyproject.toml constraints/outside.txt
+	python3 -m venv .outside
+	.outside/bin/python -m pip install --quiet --requirement constraints/outside.txt --editable .
+	touch $@
+
 plots: $(DEV_ENV)
 	$(RUN) -m benchmarks.plots $(wildcard $(RESULTS)/qwen3_vl_?b.json) --out $(RESULTS)
 	$(RUN) -m benchmarks.page
@@ -118,7 +127,7 @@ docs: $(DEV_ENV)
 	$(RUN) -m mkdocs build --strict
 
 clean:
-	rm -rf .venv .matrix .engines .fuzz build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .matrix .engines .outside .fuzz build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 
 .venv/bin/python:
 	python3 -m venv .venv

@@ -256,6 +256,7 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "host": plain("layout", "median_us", "p90_us", "p99_us"),
     "coverage": coverage.rows,
     "coverage_counts": coverage.counts,
+    "outside": plain("package", "module", "encoder", "outcome", "error", "why"),
     "pixels": plain(
         "images",
         "patches",

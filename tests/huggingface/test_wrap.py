@@ -137,8 +137,8 @@ def test_each_call_returns_an_object_of_its_own(plain):
 
 
 def test_a_model_without_a_tower_that_is_known_says_what_is():
-    with pytest.raises(vg.errors.SpecError, match=r"Sequential has no tower.*Qwen3VLVisionModel.*docs/recipes.md"):
-        vg.wrap(nn.Sequential(nn.Linear(2, 2)))
+    with pytest.raises(vg.errors.SpecError, match=r"ModuleList has no tower.*Qwen3VLVisionModel.*docs/recipes.md"):
+        vg.wrap(nn.ModuleList([nn.Linear(2, 2)]))
 
 
 def test_a_recipe_of_your_own_joins_by_declaring_itself():

@@ -14,12 +14,14 @@ import torch
 
 _PACKAGE = Path(__file__).parent.parent
 _DOCTOR = f"{_PACKAGE / 'doctor'}{os.sep}"
-_RUNNERS = (_DOCTOR, f"{_PACKAGE / 'graphs'}{os.sep}")
+_PROBES = tuple(str(_PACKAGE / "recipes" / name) for name in ("batch_model.py", "call_models.py"))
+_RUNNERS = (_DOCTOR, f"{_PACKAGE / 'graphs'}{os.sep}", *_PROBES)
 """Files that run modules: beyond them is no code of a module."""
+_ROOMS = ("attention", "capture", "dispatch", "huggingface", "kernels", "shadows", "verify")
 _LIBRARIES = (
     f"{Path(torch.__file__).parent}{os.sep}",
     f"{Path(torch.__file__).parent.with_name('triton')}{os.sep}",
-    *(f"{_PACKAGE / room}{os.sep}" for room in ("attention", "capture", "dispatch", "kernels", "shadows", "verify")),
+    *(f"{_PACKAGE / room}{os.sep}" for room in _ROOMS),
     f"{_PACKAGE / 'recipes' / 'modes'}{os.sep}",
     *_RUNNERS,
 )

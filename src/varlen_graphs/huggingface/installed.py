@@ -20,8 +20,9 @@ from varlen_graphs.capture.pool import Pool, inside_capture
 from varlen_graphs.capture.torch_modes import active_mode, watcher
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import CaptureError, CompilerError, InputError, LayoutError, SpecError, warn
+from varlen_graphs.recipes.by_call import CallEncoder, arguments_of, by_call
 from varlen_graphs.recipes.registry import METHODS, Method, Recipe
-from varlen_graphs.recipes.tower_encoder import TwoEncoders
+from varlen_graphs.recipes.tower_encoder import SeveralEncoders
 from varlen_graphs.stats import Stats
 
 PLACES = ("forward", "_old_forward")
@@ -52,6 +53,11 @@ class Understood(NamedTuple):
     recipe: Recipe
     declared: bool
     options: Mapping[str, Any]
+
+    @property
+    def by_call(self) -> bool:
+        """True if it is understood by its first call."""
+        return self.recipe is by_call
 
     @property
     def method(self) -> Method | None:
@@ -134,10 +140,35 @@ class Installed:
                 if self._encoder is None:
                     if (reason := self.why_none()) is not None:
                         raise SpecError(reason)
-                    made = self._make()
-                    made.stats.add_eager(self._before_it)
-                    self._encoder = made
+                    self._keep(self._make({}))
+        assert self._encoder is not None  # noqa: S101 - kept
         return self._encoder
+
+    def _keep(self, made: GraphedEncoder) -> None:
+        made.stats.add_eager(self._before_it)
+        self._encoder = made
+
+    def _learn(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Make the encoder of a tower that is understood by its first call, which is this one.
+
+        Raises:
+            SpecError: None can be made.
+        """
+        with self._lock:
+            if self._encoder is not None:
+                return
+            # Of the tower and its parts, the first that is called gets an encoder.
+            inner = [one for one in map(installed, self.module.modules()) if one is not None and one is not self]
+            if graphed := [type(one.module).__name__ for one in inner if one._encoder is not None]:
+                raise SpecError(f"{type(self.module).__name__} runs as it is, because {graphed[0]} in it has graphs")
+            call = arguments_of(self._original, args, kwargs)
+            places = [(vars(one.module), one.remove(), one) for one in inner]
+            try:
+                self._keep(self._make({"call": call}))
+            except BaseException:
+                for own, place, one in places:
+                    own[place] = one
+                raise
 
     @property
     def stats(self) -> Stats:
@@ -157,7 +188,7 @@ class Installed:
             return reason
         if (mode := active_mode()) is not None:
             return f"the encoder of {name} is made by the first call outside of {mode}"
-        return None
+        return f"{name} is understood by its first call" if self.tower.by_call else None
 
     def _why_training(self) -> str | None:
         if (part := part_in_training(self.tower.parts)) is None:
@@ -166,14 +197,16 @@ class Installed:
         where = f"{part} inside of {name}" if part else name
         return f"{where} is in training mode, so that calls run eager; call model.eval() first"
 
-    def _make(self) -> GraphedEncoder:
+    def _make(self, more: Mapping[str, Any]) -> GraphedEncoder:
         with self._without_encoder():
             pool = self.shared.setdefault(next(self.tower.parts.parameters()).device, Pool())
-            options = {"pool": pool, **self.tower.options, **self._options}
+            options = {"pool": pool, **self.tower.options, **self._options, **more}
             encoder: GraphedEncoder = self.tower.recipe(self.module, self._budgets, **options)
-            second = encoder.second if isinstance(encoder, TwoEncoders) else None
-            for one in filter(None, (encoder, second)):
+            others = encoder.others if isinstance(encoder, SeveralEncoders) else ()
+            for one in (encoder, *others):
                 one.executor.mode.expect_evaluation()
+            if isinstance(encoder, CallEncoder):
+                encoder.as_it_was = self._without_encoder
             return encoder
 
     @not_compiled
@@ -192,6 +225,8 @@ class Installed:
         if not self.falls_back:
             return self.encoder(*args, **kwargs)
         try:
+            if self._encoder is None and self.tower.by_call:
+                self._learn(args, kwargs)
             return self.encoder(*args, **kwargs)
         except (CaptureError, CompilerError, torch.OutOfMemoryError) as error:
             # Every call would try again. Inside of another capture it was not tried: graphs do not nest.
@@ -232,8 +267,8 @@ class Installed:
             self.stats.count_call(1)
             self.stats.count_eager(reason)
 
-    def remove(self) -> None:
-        """Restore what was replaced, and free the graphs."""
+    def remove(self) -> str:
+        """Restore what was replaced, and free the graphs; return the name of the attribute where this was."""
         own = vars(self.module)
         with self._lock:  # another thread may be making the encoder
             place = next(name for name, value in own.items() if value is self)
@@ -243,6 +278,7 @@ class Installed:
                 own[place] = self._original
         if self._encoder is not None:
             self._encoder.release()
+        return place
 
     @contextmanager
     def _without_encoder(self) -> Iterator[None]:

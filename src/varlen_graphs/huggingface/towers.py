@@ -1,6 +1,6 @@
 """Towers of a whole model: which can be graphed and how, and why others cannot."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from torch import nn
@@ -17,10 +17,14 @@ from varlen_graphs.recipes.automatic import (
     merges_texts,
     understand,
 )
+from varlen_graphs.recipes.by_call import by_call
 from varlen_graphs.recipes.packed_text import packed_text
 from varlen_graphs.recipes.padding_consumers import PaddingConsumers, modules_around
 from varlen_graphs.recipes.registry import recipe_for
 from varlen_graphs.recipes.speech_encoder import SpeechEncoder
+
+STACKS = (nn.ModuleList, nn.Sequential)
+"""Modules that hold layers."""
 
 BudgetsOf = Callable[[str], Budgets | None]
 """Returns the budgets for the tower at a path."""
@@ -75,6 +79,22 @@ def find_towers(
             continue
         inside += (f"{path}." if path else "",)
     return towers, refused
+
+
+def understood_by_calls(model: nn.Module) -> Iterator[tuple[str, Understood]]:
+    """Yield a module that is no model of transformers, and the stacks of layers right inside of it, with their paths.
+
+    The first that is called, and that its call shows how to graph, gets an encoder.
+
+    Raises:
+        SpecError: Weights are where no graph can read them.
+    """
+    for path, module in (("", model), *model.named_children()):
+        stacks = any(isinstance(part, STACKS) for part in module.modules())
+        runs = type(module).forward is not nn.Module.forward and next(module.parameters(), None) is not None
+        if runs and (stacks or not path):
+            check_weights(path, module)
+            yield path, Understood(module, by_call, declared=False, options={})
 
 
 def check_weights(path: str, tower: nn.Module) -> None:

@@ -11,8 +11,9 @@ from varlen_graphs.checks.values import quoted
 from varlen_graphs.errors import SpecError
 from varlen_graphs.huggingface.encoders import Encoders
 from varlen_graphs.huggingface.installed import Installed, Shared, install, installed
-from varlen_graphs.huggingface.towers import find_towers
+from varlen_graphs.huggingface.towers import find_towers, understood_by_calls
 from varlen_graphs.options.capture import Capture
+from varlen_graphs.recipes.automatic import is_model
 from varlen_graphs.recipes.registry import handled
 
 M = TypeVar("M", bound=nn.Module)
@@ -29,7 +30,8 @@ def wrap(model: M, budgets: Budgets | Mapping[str, Budgets] | None = None, **opt
     by `recipes.speech`, if it takes clips with a mask; else by `recipes.flattened_patches`, if it takes patches with
     their rows and columns; else, where the model neither generates nor merges texts with images, by
     `recipes.packed_text`, if it reads texts. The last five run the tower, never a language model that generates, on a
-    few small inputs, and check that the outputs are equal. The towers remain the same objects, and `unwrap` restores
+    few small inputs, and check that the outputs are equal. A model without any of these that is not one of transformers
+    is understood by its first call, by `recipes.by_call`. The towers remain the same objects, and `unwrap` restores
     exactly what was there. Graphs are captured as calls need them, or all by `encoder.capture()` for the
     `encoders(model)`. The encoders of a model share one pool per device.
 
@@ -57,6 +59,8 @@ def wrap(model: M, budgets: Budgets | Mapping[str, Budgets] | None = None, **opt
     by_path: Mapping[str, Budgets] = budgets if isinstance(budgets, Mapping) else {}
     for_all = None if isinstance(budgets, Mapping) else budgets
     towers, refused = find_towers(model, lambda path: by_path.get(path, for_all), _capturing(options, warmup=None))
+    if not (towers or refused or is_model(model)):
+        towers = dict(understood_by_calls(model))
     if not towers:
         raise SpecError(_no_tower(model, refused))
     if unknown := sorted(by_path.keys() - towers.keys()):

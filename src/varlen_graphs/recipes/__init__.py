@@ -4,6 +4,7 @@ To add a recipe, write one file with a function decorated by `register`, and imp
 """
 
 from varlen_graphs.recipes.by_batch import by_batch
+from varlen_graphs.recipes.by_call import by_call
 from varlen_graphs.recipes.cosmos3_edge import cosmos3_edge
 from varlen_graphs.recipes.flattened_patches import flattened_patches
 from varlen_graphs.recipes.gemma4 import gemma4
@@ -37,6 +38,7 @@ __all__ = [
     "SpeechEncoder",
     "TextEncoder",
     "by_batch",
+    "by_call",
     "cosmos3_edge",
     "flattened_patches",
     "gemma4",

@@ -9,33 +9,22 @@ import torch
 from torch import Tensor, nn
 
 from varlen_graphs.budgets.ladder import Budgets
-from varlen_graphs.declaration.buffer_spec import BufferSpec
 from varlen_graphs.declaration.other_outputs import OUTPUT_HIDDEN_STATES
-from varlen_graphs.dispatch.rules_mode import CaptureRulesMode
 from varlen_graphs.encoder import GraphedEncoder
-from varlen_graphs.errors import CaptureError, SpecError, VarlenGraphsError
+from varlen_graphs.errors import SpecError, VarlenGraphsError
 from varlen_graphs.inputs.extra import PerItem
 from varlen_graphs.inputs.normalize import Normalize
 from varlen_graphs.inputs.rows import Rows as InputRows
-from varlen_graphs.layouts.batch import Batch
 from varlen_graphs.layouts.dtypes import module_dtype
-from varlen_graphs.layouts.items import Layout
-from varlen_graphs.outputs.declared import HIDDEN_STATES, Declared, Fields
-from varlen_graphs.outputs.entries import Rows
-from varlen_graphs.outputs.parts import flatten
+from varlen_graphs.recipes.batch_model import FEW, BatchModel
 from varlen_graphs.recipes.fixed_sizes import INPUTS, Shape, item_shapes, optional_inputs, required_inputs
-from varlen_graphs.recipes.inspection import RUN_ERRORS, declare, itself, never_reads
-from varlen_graphs.recipes.modes.cached_tables import CachedTable, cached_tables, reads_copies, why_changed
-from varlen_graphs.recipes.modes.skip_mask_checks import keeps_masks
-from varlen_graphs.recipes.rounding import difference
+from varlen_graphs.recipes.inspection import RUN_ERRORS, never_reads
+from varlen_graphs.recipes.modes.cached_tables import CachedTable, cached_tables, why_changed
 from varlen_graphs.recipes.towers import check_loaded, device_of
 from varlen_graphs.shadows.shadow import Shadow
 
 HEAD_MASK = "head_mask"
 """Argument of transformers 4 that leaves out heads of attention; calls that bring one run eager."""
-
-FEW, MORE = 2, 3
-"""Sizes of the batches to run: a dimension that is 2 in one and 3 in the other is that of the batch."""
 
 
 def by_batch(
@@ -78,7 +67,7 @@ def by_batch(
     try:
         tables = [*cached_tables(tower, device_of(tower))]
         batched = _Batched(Shadow(tower).module, tables, shape, inputs, normalize)
-        spec = _declare(batched)
+        spec = batched.declare()
     except (VarlenGraphsError, *RUN_ERRORS) as error:
         raise SpecError(f"{type(tower).__name__} cannot be graphed by batch: {error}") from error
     if tables:
@@ -86,24 +75,17 @@ def by_batch(
     return GraphedEncoder(tower, budgets, spec, forward=batched.function, **options)
 
 
-class _Batched:
-    """A tower to run, and what it is to be called with.
+class _Batched(BatchModel):
+    """A tower, and what it is to be called with by its configuration.
 
-    Attributes:
-        tables: Host tensors that the tower keeps, which a shadow shares.
-        function: Function to capture in place of the tower; `None` for the tower itself.
-        rows: Declaration of the batch; it has the shape of an input if masks of the inputs are declared, or bytes.
+    The declaration of the batch has the shape of an input if masks of the inputs are declared, or bytes.
     """
 
     def __init__(
         self, tower: nn.Module, tables: list[CachedTable], shape: Sequence[int] | None, inputs: Sequence[PerItem],
         normalize: Normalize | None,
     ) -> None:  # fmt: skip
-        self.tower = tower
-        self.forward = tower.forward
-        self.device = device_of(tower)
-        self.tables = tables
-        self.function = reads_copies(self.tables, itself(self.forward)) if self.tables else None
+        super().__init__(tower, tables)
         self.dtype = module_dtype(tower)
         parameters = inspect.signature(self.forward).parameters
         self.takes_hidden_states = OUTPUT_HIDDEN_STATES in parameters or any(
@@ -174,109 +156,9 @@ class _Batched:
             )
         return arguments
 
-    def run(self, count: int, asked: Mapping[str, Any] | None = None, first: int = 0) -> Any:
-        """Return the output of the tower's own forward for so many inputs, with some arguments more."""
-        with torch.no_grad():
-            return self.forward(**self.example(count, first) | dict(asked or {}))
-
     def _random(self, shape: Sequence[int], count: int, first: int) -> Tensor:
         draws = [
             torch.randn(*shape, generator=torch.Generator().manual_seed(first + at), device="cpu")
             for at in range(count)
         ]
         return torch.stack(draws).to(self.device, self.dtype)
-
-
-def _declare(tower: _Batched) -> BufferSpec:
-    """Return the declaration of a tower, checked."""
-    outputs = _outputs(tower, {})
-    try:
-        _check_capture(tower, {})
-    except CaptureError:
-        run = keeps_masks(itself(tower.forward))
-        tower.function = reads_copies(tower.tables, run) if tower.tables else run
-        _check_capture(tower, {})
-        _check_masks(tower, outputs)
-    if isinstance(outputs, Fields) and tower.takes_hidden_states and HIDDEN_STATES not in outputs.fields:
-        states = _hidden_states(tower, outputs)
-        outputs = Fields(**outputs.fields, **states)
-    return BufferSpec(
-        tower.rows,
-        Batch(usual=tower.shape),
-        outputs=outputs,
-        inputs=tower.inputs,
-        ignored=tower.ignored,
-        declared_by="recipe",
-    )
-
-
-def _outputs(tower: _Batched, asked: Mapping[str, Any]) -> Declared:
-    """Return the declaration of the outputs of calls with these arguments.
-
-    Raises:
-        SpecError: An output has no entry for each input, or depends on other inputs of the batch.
-    """
-    runs = [tower.run(count, asked) for count in (FEW, MORE)]
-    declared, unknown = declare(runs, [Layout(((1, 1, 1),) * count) for count in (FEW, MORE)], ())
-    if unknown:
-        raise SpecError(f"its outputs {unknown} have no entry for each input of a batch")
-    _check_alone(tower, runs[1], declared, asked)
-    return declared
-
-
-def _hidden_states(tower: _Batched, outputs: Fields) -> dict[str, Declared]:
-    """Return the declaration of the hidden states; empty if calls that ask for them have to run eager."""
-    asked = {OUTPUT_HIDDEN_STATES: True}
-    try:
-        declared = _outputs(tower, asked)
-        _check_capture(tower, asked)
-    except (VarlenGraphsError, *RUN_ERRORS):
-        return {}
-    fields = declared.fields if isinstance(declared, Fields) else {}
-    if fields.keys() != {*outputs.fields, HIDDEN_STATES}:  # only this field may come and go
-        return {}
-    states = fields[HIDDEN_STATES]
-    layers = states if isinstance(states, Sequence) else [states]
-    return {HIDDEN_STATES: Rows() if all(layer == Rows() for layer in layers) else states}
-
-
-def _check_alone(tower: _Batched, output: Any, declared: Declared, asked: Mapping[str, Any]) -> None:
-    """Check that the last input of a batch has the same outputs alone."""
-    last = MORE - 1
-    parts = flatten(output, declared)
-    alone = flatten(tower.run(1, asked, last), declared)
-    for whole, part, extent, path in zip(parts.tensors, alone.tensors, parts.extents, parts.paths, strict=True):
-        dim = extent.rows_dim
-        of_last = whole.narrow(dim, whole.shape[dim] // MORE * last, whole.shape[dim] // MORE)
-        name = ".".join(map(str, path)) or "output"
-        if part.shape != of_last.shape:
-            raise SpecError(f"its {name} is {list(part.shape)} for one input and {list(whole.shape)} for {MORE}")
-        if difference(part, of_last) is not None:
-            raise SpecError(
-                f"its {name} for an input depends on the other inputs of the batch, or on chance: call .eval() first"
-            )
-
-
-def _check_capture(tower: _Batched, asked: Mapping[str, Any]) -> None:
-    """Check a run against the rules of CUDA graph capture."""
-    example = tower.example(FEW)
-    run = tower.forward if tower.function is None else partial(tower.function, tower.tower)
-    if tower.tables:
-        with torch.no_grad():
-            run(**example, **asked)  # which copies them
-    rules = CaptureRulesMode(tower.device, "it")
-    rules.watch(lambda: run(**example, **asked))
-
-
-def _check_masks(tower: _Batched, declared: Declared) -> None:
-    """Check that masks that mask nothing change no output: transformers leaves them out."""
-    example = tower.example(FEW)
-    assert tower.function is not None  # noqa: S101 - the caller has set it
-    with torch.no_grad():
-        kept, without = tower.function(tower.tower, **example), tower.forward(**example)
-    parts = zip(flatten(kept, declared).tensors, flatten(without, declared).tensors, strict=True)
-    if any(difference(one, other) is not None for one, other in parts):
-        raise SpecError(
-            "transformers leaves out its mask in calls that mask nothing, which changes the output, because its "
-            "attention is causal without one; tower.config._attn_implementation = 'eager' takes the mask in all calls"
-        )

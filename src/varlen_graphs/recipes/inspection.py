@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from varlen_graphs.dispatch.profile import profiled
 from varlen_graphs.errors import SpecError
@@ -20,6 +21,7 @@ from varlen_graphs.layouts.item_slice import ItemSlice
 from varlen_graphs.layouts.items import Layout
 from varlen_graphs.outputs.declared import Declared, Fields
 from varlen_graphs.outputs.entries import Extent, Items, Rows
+from varlen_graphs.outputs.parts import CONSTANTS
 from varlen_graphs.recipes.precomputed import CountedExtent, HelperCall
 
 LAYOUTS = ("grid_thw", "image_grid_thw", "feature_lens")
@@ -188,23 +190,42 @@ def declare(
 
     Also returns the fields whose sizes follow from none of the extents.
     """
-    fields: dict[str, Any] = {"": outputs}
-    if isinstance(outputs[0], Mapping):
-        fields = {name: [output[name] for output in outputs] for name in outputs[0]}
-    declared = {name: _declare(parts, layouts, known) for name, parts in fields.items()}
+    fields = [fields_of(output) or {"": output} for output in outputs]
+    declared = {name: _declare([one[name] for one in fields], layouts, known) for name in fields[0]}
     found = {name: extent for name, extent in declared.items() if extent is not None}
-    if not found:
+    if not any(isinstance(leaf, Tensor) for name in found for leaf in tree_leaves(fields[0][name])):
         raise SpecError(f"no output has entries for the rows or items of {layouts[0].items}")
     unknown = [name for name in declared if name not in found]
-    return found.get("") or Fields(**found), unknown
+    return found[""] if "" in found else Fields(**found), unknown
 
 
 def _declare(parts: Sequence[Any], layouts: Sequence[Layout], known: Sequence[CountedExtent]) -> Declared | None:
-    if isinstance(parts[0], Tensor):
+    """Return the declaration of parts of outputs; `None` if their sizes follow from no extent."""
+    first = parts[0]
+    if isinstance(first, Tensor):
         return _extent(parts, layouts, known)
-    if isinstance(parts[0], list | tuple):
-        entries = [_declare(inner, layouts, known) for inner in zip(*parts, strict=True)]
-        return None if None in entries else [entry for entry in entries if entry is not None]
+    if isinstance(first, CONSTANTS):
+        return Rows() if all(type(part) is type(first) and part == first for part in parts) else None
+    entries: dict[Any, Declared | None]
+    if fields_of(first) is not None:
+        each = [fields_of(part) or {} for part in parts]
+        entries = {name: _declare([one[name] for one in each], layouts, known) for name in each[0]}
+    elif isinstance(first, list | tuple):
+        entries = {at: _declare(inner, layouts, known) for at, inner in enumerate(zip(*parts, strict=True))}
+    else:
+        return None
+    found = {name: entry for name, entry in entries.items() if entry is not None}
+    if len(found) < len(entries):
+        return None
+    return found if fields_of(first) is not None else [*found.values()]
+
+
+def fields_of(output: Any) -> dict[Any, Any] | None:
+    """Return the fields of a mapping or a dataclass by name; `None` if an output is neither."""
+    if isinstance(output, Mapping):
+        return dict(output.items())
+    if dataclasses.is_dataclass(output) and not isinstance(output, tuple | list):
+        return {field.name: getattr(output, field.name) for field in dataclasses.fields(output)}
     return None
 
 

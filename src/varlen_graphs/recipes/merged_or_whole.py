@@ -9,7 +9,7 @@ from varlen_graphs.budgets.ladder import Budgets
 from varlen_graphs.capture.outer_compiler import not_compiled
 from varlen_graphs.declaration.buffer_spec import BufferSpec
 from varlen_graphs.encoder import GraphedEncoder
-from varlen_graphs.recipes.tower_encoder import TwoEncoders, options_of_second
+from varlen_graphs.recipes.tower_encoder import SeveralEncoders, options_of_others
 
 MERGES, PLACE = "use_vit_merger", 2
 """The argument that tells whether windows are merged, and its place among all."""
@@ -29,7 +29,7 @@ class Unmerged(nn.Module):
         return self._run(pixel_values, target_sizes=target_sizes, **{MERGES: False} | options)
 
 
-class MergedOrWhole(TwoEncoders):
+class MergedOrWhole(SeveralEncoders):
     """Encoder of a tower of MiniCPM-V 4.6: `whole` answers calls with `use_vit_merger=False`.
 
     Args:
@@ -47,13 +47,13 @@ class MergedOrWhole(TwoEncoders):
         forward: Callable[..., Any], whole: Callable[..., Any], **options: Any,
     ) -> None:  # fmt: skip
         super().__init__(tower, budgets, spec, forward=forward, **options)
-        options = options_of_second(self, options)
-        self._second = (GraphedEncoder(Unmerged(tower), budgets, of_whole, forward=whole, **options),)
+        options = options_of_others(self, options)
+        self.others = (GraphedEncoder(Unmerged(tower), budgets, of_whole, forward=whole, **options),)
 
     @property
     def whole(self) -> GraphedEncoder:
         """Encoder of calls that merge no windows."""
-        return self._second[0]
+        return self.others[0]
 
     @not_compiled
     def forward(self, *args: Any, **kwargs: Any) -> Any:

@@ -10,10 +10,10 @@ from varlen_graphs.declaration.buffer_spec import BufferSpec
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import SpecError
 from varlen_graphs.recipes.by_batch import by_batch
-from varlen_graphs.recipes.tower_encoder import TwoEncoders, options_of_second
+from varlen_graphs.recipes.tower_encoder import SeveralEncoders, options_of_others
 
 
-class PackedOrBatch(TwoEncoders):
+class PackedOrBatch(SeveralEncoders):
     """Encoder of packed items, as declared, with an encoder of its own for batches.
 
     Calls without the argument that describes the items bring a batch. Budgets, statistics and the report of this
@@ -30,14 +30,14 @@ class PackedOrBatch(TwoEncoders):
         self._names = [one.name for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD]
         self.why_eager: str | None = None
         try:
-            self._second = (by_batch(module, **options_of_second(self, options)),)
+            self.others = (by_batch(module, **options_of_others(self, options)),)
         except SpecError as error:
             self.why_eager = f"a batch: {error}"
 
     @property
     def batches(self) -> GraphedEncoder | None:
         """Encoder of batches."""
-        return self.second
+        return next(iter(self.others), None)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Encode packed items, or a batch.

@@ -55,58 +55,55 @@ class TowerEncoder(GraphedEncoder):
         return self.executor.answer(bound, None), True
 
 
-class TwoEncoders(TowerEncoder):
-    """Encoder that answers some calls by a second encoder of the same tower.
+class SeveralEncoders(TowerEncoder):
+    """Encoder that answers some calls by other encoders of the same tower.
 
-    Budgets and statistics are those of this encoder; the second has its own.
+    Budgets and statistics are those of this encoder; the others have their own.
+
+    Attributes:
+        others: The other encoders, in a tuple, so that they are no submodules.
     """
 
-    _second: tuple[GraphedEncoder, ...] = ()
-    """In a tuple, so that it is no submodule."""
-
-    @property
-    def second(self) -> GraphedEncoder | None:
-        """The second encoder, if there is one."""
-        return next(iter(self._second), None)
+    others: tuple[GraphedEncoder, ...] = ()
 
     def release(self) -> None:
-        """Free the graphs of both encoders; see `GraphedEncoder.release`."""
+        """Free the graphs of all encoders; see `GraphedEncoder.release`."""
         super().release()
-        if self.second is not None:
-            self.second.release()
+        for one in self.others:
+            one.release()
 
     def capture_pending(self, most: int | None = 1) -> list[Budget]:
-        """Capture what calls of either encoder requested; see `GraphedEncoder.capture_pending`."""
+        """Capture what calls of any encoder requested; see `GraphedEncoder.capture_pending`."""
         done = super().capture_pending(most)
-        if self.second is not None and (most is None or len(done) < most):
-            done += self.second.capture_pending(None if most is None else most - len(done))
+        for one in self.others:
+            if most is None or len(done) < most:
+                done += one.capture_pending(None if most is None else most - len(done))
         return done
 
     def capture_in_background(self) -> "Future[None]":
-        """Capture for both encoders, each in a thread of its own; see `GraphedEncoder.capture_in_background`."""
+        """Capture for all encoders, each in a thread of its own; see `GraphedEncoder.capture_in_background`."""
         future = super().capture_in_background()
-        if self.second is not None:
-            of_second = self.second.capture_in_background()
-            future.add_done_callback(lambda ended: ended.cancelled() and of_second.cancel())
+        others = [one.capture_in_background() for one in self.others]
+        future.add_done_callback(lambda ended: ended.cancelled() and [other.cancel() for other in others])
         return future
 
     def report(self, path: str | os.PathLike[str] | None = None) -> str:
-        """Return the reports of both encoders; a page has that of this one. See `GraphedEncoder.report`."""
-        own = super().report(path)
-        return own if self.second is None else f"{own}\n\nsome calls are answered by {self.second.report()}"
+        """Return the reports of all encoders; a page has that of this one. See `GraphedEncoder.report`."""
+        reports = [super().report(path), *(f"some calls are answered by {one.report()}" for one in self.others)]
+        return "\n\n".join(reports)
 
     def warmup_sections(self) -> list[WarmupSection]:
-        """Return those of both encoders; see `GraphedEncoder.save_warmup`."""
-        return super().warmup_sections() + ([] if self.second is None else self.second.warmup_sections())
+        """Return those of all encoders; see `GraphedEncoder.save_warmup`."""
+        return super().warmup_sections() + [section for one in self.others for section in one.warmup_sections()]
 
     def poison(self) -> None:
-        """Poison the padding of both encoders; see `GraphedEncoder.poison`."""
+        """Poison the padding of all encoders; see `GraphedEncoder.poison`."""
         super().poison()
-        if self.second is not None:
-            self.second.poison()
+        for one in self.others:
+            one.poison()
 
 
-def options_of_second(encoder: GraphedEncoder, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a second encoder: those of the first, and its pool."""
+def options_of_others(encoder: GraphedEncoder, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of other encoders: those of the first, and its pool."""
     own = {name: value for name, value in options.items() if name not in ("forward", "eager_if")}
     return {"pool": encoder.pool} | own

@@ -1,0 +1,164 @@
+"""A tower that takes a batch of items of one size, and its declaration, found by running it on a few of them."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from varlen_graphs.declaration.buffer_spec import BufferSpec
+from varlen_graphs.declaration.other_outputs import OUTPUT_HIDDEN_STATES
+from varlen_graphs.dispatch.rules_mode import CaptureRulesMode
+from varlen_graphs.errors import CaptureError, SpecError, VarlenGraphsError
+from varlen_graphs.inputs.rows import Rows as InputRows
+from varlen_graphs.layouts.batch import Batch
+from varlen_graphs.layouts.items import Layout
+from varlen_graphs.outputs.declared import HIDDEN_STATES, Declared, Fields
+from varlen_graphs.outputs.entries import Rows
+from varlen_graphs.outputs.parts import flatten
+from varlen_graphs.recipes.inspection import RUN_ERRORS, declare, itself
+from varlen_graphs.recipes.modes.cached_tables import CachedTable, reads_copies
+from varlen_graphs.recipes.modes.skip_mask_checks import keeps_masks
+from varlen_graphs.recipes.rounding import difference
+from varlen_graphs.recipes.towers import device_of
+
+FEW, MORE = 2, 3
+"""Sizes of the batches to run: a dimension that is 2 in one and 3 in the other is that of the batch."""
+
+
+class BatchModel:
+    """A tower to run on small batches. Subclasses know the arguments.
+
+    Args:
+        tower: The tower: a shadow, which runs may change.
+        tables: Host tensors that it keeps, which a shadow shares.
+
+    Attributes:
+        tower, tables: As given.
+        forward: The forward of the tower.
+        device: Its device.
+        function: Function to capture in place of the tower; `None` for the tower itself.
+        rows: Declaration of the batch.
+        shape: Shape of one item.
+        inputs: Declarations of tensors beside the batch.
+        ignored: Names of arguments without effect.
+        takes_hidden_states: True if calls may ask for the hidden states of all layers.
+    """
+
+    rows: InputRows
+    shape: tuple[int, ...]
+    takes_hidden_states = False
+
+    def __init__(self, tower: nn.Module, tables: list[CachedTable]) -> None:
+        self.tower = tower
+        self.forward = tower.forward
+        self.device = device_of(tower)
+        self.tables = tables
+        self.function = reads_copies(tables, itself(self.forward)) if tables else None
+        self.inputs: list[Any] = []
+        self.ignored: list[str] = []
+
+    def example(self, count: int, first: int = 0) -> dict[str, Any]:
+        """Return the arguments of a call: so many items from the `first` on, the same each time."""
+        raise NotImplementedError
+
+    def run(self, count: int, asked: Mapping[str, Any] | None = None, first: int = 0) -> Any:
+        """Return the output of the tower's own forward for so many items, with some arguments more."""
+        with torch.no_grad():
+            return self.forward(**self.example(count, first) | dict(asked or {}))
+
+    def declare(self) -> BufferSpec:
+        """Return the declaration, checked.
+
+        Raises:
+            SpecError: An output has no entry for each item, or depends on other items of the batch.
+            CaptureError: A run does what no graph can hold.
+        """
+        outputs = self._outputs({})
+        try:
+            self._check_capture({})
+        except CaptureError:
+            run = keeps_masks(itself(self.forward))
+            self.function = reads_copies(self.tables, run) if self.tables else run
+            self._check_capture({})
+            self._check_masks(outputs)
+        if isinstance(outputs, Fields) and self.takes_hidden_states and HIDDEN_STATES not in outputs.fields:
+            outputs = Fields(**outputs.fields, **self._hidden_states(outputs))
+        return BufferSpec(
+            self.rows,
+            Batch(usual=self.shape),
+            outputs=outputs,
+            inputs=self.inputs,
+            ignored=self.ignored,
+            declared_by="recipe",
+        )
+
+    def _outputs(self, asked: Mapping[str, Any]) -> Declared:
+        """Return the declaration of the outputs of calls with these arguments.
+
+        Raises:
+            SpecError: An output has no entry for each input, or depends on other inputs of the batch.
+        """
+        runs = [self.run(count, asked) for count in (FEW, MORE)]
+        declared, unknown = declare(runs, [Layout(((1, 1, 1),) * count) for count in (FEW, MORE)], ())
+        if unknown:
+            raise SpecError(f"its outputs {unknown} have no entry for each input of a batch")
+        self._check_alone(runs[1], declared, asked)
+        return declared
+
+    def _hidden_states(self, outputs: Fields) -> dict[str, Declared]:
+        """Return the declaration of the hidden states; empty if calls that ask for them have to run eager."""
+        asked = {OUTPUT_HIDDEN_STATES: True}
+        try:
+            declared = self._outputs(asked)
+            self._check_capture(asked)
+        except (VarlenGraphsError, *RUN_ERRORS):
+            return {}
+        fields = declared.fields if isinstance(declared, Fields) else {}
+        if fields.keys() != {*outputs.fields, HIDDEN_STATES}:  # only this field may come and go
+            return {}
+        states = fields[HIDDEN_STATES]
+        layers = states if isinstance(states, Sequence) else [states]
+        return {HIDDEN_STATES: Rows() if all(layer == Rows() for layer in layers) else states}
+
+    def _check_alone(self, output: Any, declared: Declared, asked: Mapping[str, Any]) -> None:
+        """Check that the last input of a batch has the same outputs alone."""
+        last = MORE - 1
+        parts = flatten(output, declared)
+        alone = flatten(self.run(1, asked, last), declared)
+        for whole, part, extent, path in zip(parts.tensors, alone.tensors, parts.extents, parts.paths, strict=True):
+            dim = extent.rows_dim
+            of_last = whole.narrow(dim, whole.shape[dim] // MORE * last, whole.shape[dim] // MORE)
+            name = ".".join(map(str, path)) or "output"
+            if part.shape != of_last.shape:
+                raise SpecError(f"its {name} is {list(part.shape)} for one input and {list(whole.shape)} for {MORE}")
+            if difference(part, of_last) is not None:
+                raise SpecError(
+                    f"its {name} for an input depends on the other inputs of the batch, or on chance: call .eval() "
+                    "first"
+                )
+
+    def _check_capture(self, asked: Mapping[str, Any]) -> None:
+        """Check a run against the rules of CUDA graph capture."""
+        example = self.example(FEW)
+        run = self.forward if self.function is None else partial(self.function, self.tower)
+        if self.tables:
+            with torch.no_grad():
+                run(**example, **asked)  # which copies them
+        rules = CaptureRulesMode(self.device, "it")
+        rules.watch(lambda: run(**example, **asked))
+
+    def _check_masks(self, declared: Declared) -> None:
+        """Check that masks that mask nothing change no output: transformers leaves them out."""
+        example = self.example(FEW)
+        assert self.function is not None  # noqa: S101 - the caller has set it
+        with torch.no_grad():
+            kept, without = self.function(self.tower, **example), self.forward(**example)
+        parts = zip(flatten(kept, declared).tensors, flatten(without, declared).tensors, strict=True)
+        if any(difference(one, other) is not None for one, other in parts):
+            raise SpecError(
+                "transformers leaves out its mask in calls that mask nothing, which changes the output, because its "
+                "attention is causal without one; tower.config._attn_implementation = 'eager' takes the mask in all "
+                "calls"
+            )

@@ -1,0 +1,160 @@
+"""Recipe for any module, declared by its calls: its own forward over a batch of items of one size, or a padded one."""
+
+import inspect
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from varlen_graphs.budgets.ladder import Budgets
+from varlen_graphs.declaration.static_args import alike
+from varlen_graphs.encoder import GraphedEncoder
+from varlen_graphs.errors import SpecError
+from varlen_graphs.recipes.call_models import CallForm, Learned, learn
+from varlen_graphs.recipes.tower_encoder import SeveralEncoders, options_of_others
+from varlen_graphs.recipes.towers import check_loaded
+
+FORMS = 16
+"""Forms of calls that an encoder learns from; calls of more run eager."""
+
+
+def by_call(module: Any, budgets: Budgets | None = None, *, call: Mapping[str, Any], **options: Any) -> "CallEncoder":
+    """Graph a module that takes a batch, declared by one of its calls: towers of timm, torchvision, Whisper and others.
+
+        encoder = vg.recipes.by_call(model, call={"x": images})
+        features = encoder(images)
+
+    The first tensor of the call is the batch, `[items, ...]`; of the others, those with as many entries belong to its
+    items, and the rest to the call. If one of them is a mask `[items, length]` that marks the first rows of each item,
+    or all but these, or the lengths of items `[items]`, the batch is a padded one, and graphs of a few lengths serve
+    all; outputs then hold zeros past the end of an item. Otherwise each shape of an item has graphs of its own.
+
+    This function runs the module on items made of those of the call, infers the extents of its outputs, and checks that
+    no output depends on the other items of a batch, nor on padding, and that the module can be captured. Calls of other
+    forms, with other arguments beside the batch or tensors of other shapes, are learned from as they come, up to
+    `FORMS`; what cannot be graphed runs eager. The runs are those of a copy that shares the weights, and sync with the
+    host.
+
+    Args:
+        module: The module, on its device, in its dtype, and in evaluation mode.
+        budgets: Batch sizes; `None` is `[1, 2, 4, 8, 16, 32]`. For padded batches a `PaddedLadder`, which in place of
+            anything else is one of items of 512 rows, or as many as the call has.
+        call: The arguments of a call by name.
+        **options: Other arguments of `GraphedEncoder`, such as `backend`, `memory`, `capture` or `verify`.
+
+    Raises:
+        SpecError: The call has no batch, the module accepts no batch of other sizes, an output depends on several
+            items, or it cannot be captured. The message names the argument, the output or the line.
+    """
+    check_loaded(module)
+    if module.training:
+        name = type(module).__name__
+        raise SpecError(f"{name} is in training mode, in which it does not repeat its outputs: call model.eval() first")
+    return CallEncoder(module, learn(module, CallForm.of(module, call)), budgets, options)
+
+
+class _Refused(NamedTuple):
+    """Calls that cannot be graphed: their tensors, their other arguments, and why."""
+
+    tensors: Mapping[str, tuple[torch.dtype, torch.Size]]
+    fixed: dict[str, Any]
+    error: SpecError
+
+
+class CallEncoder(SeveralEncoders):
+    """Encoder of a module that was learned from its calls: see `by_call`. Each form has an encoder of its own.
+
+    Args:
+        module: The module.
+        learned: What calls of the first form are graphed by.
+        budgets: Budgets of all.
+        options: Options of all.
+
+    Attributes:
+        as_it_was: Context in which the forward of the module is its own, which `vg.wrap` replaces.
+    """
+
+    def __init__(self, module: nn.Module, learned: Learned, budgets: Budgets | None, options: dict[str, Any]) -> None:
+        super().__init__(learned.module, learned.budgets(budgets), learned.spec, **options | learned.options)
+        self._called, self._call = (module,), module.forward  # in a tuple: it may be inside of `learned.module`
+        self._budgets_asked, self._options = budgets, options
+        self._learned: tuple[Learned, ...] = (learned,)
+        self._refused: tuple[_Refused, ...] = ()
+        self._learning = threading.Lock()
+        self.as_it_was: Callable[[], AbstractContextManager[Any]] = nullcontext
+
+    @property
+    def _own_forward(self) -> Callable[..., Any]:
+        return self._call
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Encode a batch.
+
+        Raises:
+            SpecError: A call of another form cannot be graphed.
+            InputError, LayoutError, BudgetError, CaptureError, StaleGraphError: As for any encoder.
+        """
+        if self.executor.forward.is_running:
+            return super().forward(*args, **kwargs)
+        (module,) = self._called
+        form = CallForm.of(module, arguments_of(self._call, args, kwargs))
+        encoder = self._encoder_of(form)
+        return super().forward(**form.tensors) if encoder is self else encoder(**form.tensors)
+
+    def _encoder_of(self, form: CallForm) -> GraphedEncoder:
+        """Return the encoder for calls of a form, made at the first of them.
+
+        Raises:
+            SpecError: They cannot be graphed.
+        """
+        if (found := self._found(form)) is not None:
+            return found
+        with self._learning:
+            return self._found(form) or self._made(form)
+
+    def _found(self, form: CallForm) -> GraphedEncoder | None:
+        encoders = zip(self._learned, (self, *self.others), strict=False)  # another thread may be adding one
+        return next((encoder for learned, encoder in encoders if learned.takes(form)), None)
+
+    def _made(self, form: CallForm) -> GraphedEncoder:
+        (module,) = self._called
+        tensors = {name: (tensor.dtype, tensor.shape) for name, tensor in form.tensors.items()}
+        for refused in self._refused:
+            if refused.tensors == tensors and alike(refused.fixed, form.fixed):
+                raise refused.error
+        if len(self._learned) + len(self._refused) >= FORMS:
+            raise SpecError(
+                f"{type(module).__name__} was called in {FORMS} forms before, with other arguments or tensors of other "
+                "shapes: expected a few; declare what changes, see docs/declarations.md"
+            )
+        with self.as_it_was():
+            try:
+                learned = learn(module, form)
+            except SpecError as error:
+                self._refused += (_Refused(tensors, form.fixed, error.with_traceback(None)),)
+                raise
+            options = options_of_others(self, self._options) | learned.options
+            made = GraphedEncoder(learned.module, learned.budgets(self._budgets_asked), learned.spec, **options)
+        made.executor.mode.expect_evaluation()
+        self.others += (made,)
+        self._learned += (learned,)
+        return made
+
+
+def arguments_of(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call by name.
+
+    Raises:
+        SpecError: Some have no name.
+    """
+    signature = inspect.signature(forward)
+    call: dict[str, Any] = {}
+    for name, value in signature.bind(*args, **kwargs).arguments.items():
+        kind = signature.parameters[name].kind
+        if kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.POSITIONAL_ONLY):
+            raise SpecError(f"{name!r} has no name that a call could use: expected arguments with names")
+        call |= value if kind is inspect.Parameter.VAR_KEYWORD else {name: value}
+    return call

@@ -1,0 +1,314 @@
+"""What a call tells of a module: that it takes a batch of items of one size, or a padded one, and its declaration."""
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from copy import deepcopy
+from functools import partial
+from itertools import product
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from varlen_graphs.budgets.ladder import Budgets, DefaultBudgets, PaddedLadder
+from varlen_graphs.checks.values import is_dense
+from varlen_graphs.declaration.buffer_spec import BufferSpec
+from varlen_graphs.declaration.static_args import alike
+from varlen_graphs.dispatch.rules_mode import CaptureRulesMode
+from varlen_graphs.errors import CaptureError, SpecError, VarlenGraphsError
+from varlen_graphs.inputs.extra import Input, PerCall, PerItem
+from varlen_graphs.inputs.rows import Rows as InputRows
+from varlen_graphs.layouts.lengths import Lengths
+from varlen_graphs.layouts.mask import Mask
+from varlen_graphs.outputs.declared import Declared
+from varlen_graphs.outputs.entries import Items, Rows
+from varlen_graphs.outputs.parts import CONSTANTS, flatten
+from varlen_graphs.recipes.batch_model import BatchModel
+from varlen_graphs.recipes.inspection import fields_of
+from varlen_graphs.recipes.modes.cached_tables import CachedTable, cached_tables, why_changed
+from varlen_graphs.recipes.rounding import difference
+from varlen_graphs.recipes.towers import device_of
+from varlen_graphs.shadows.shadow import Shadow
+
+PADDING = 16
+"""Rows of padding that must not change an output."""
+
+LONGEST = 512
+"""Rows of the longest item that default budgets of padded batches hold, at least."""
+
+
+class CallForm(NamedTuple):
+    """The arguments of a call.
+
+    Attributes:
+        tensors: Its tensors by name, the batch first.
+        fixed: Copies of all other arguments that are not at their defaults.
+    """
+
+    tensors: Mapping[str, Tensor]
+    fixed: dict[str, Any]
+
+    @classmethod
+    def of(cls, module: nn.Module, call: Mapping[str, Any]) -> "CallForm":
+        """Return the form of a call.
+
+        Raises:
+            SpecError: It has no batch, or tensors that are no arguments by themselves.
+        """
+        parameters, name = inspect.signature(type(module).forward).parameters, type(module).__name__
+        tensors = {one: value for one, value in call.items() if isinstance(value, Tensor)}
+        fixed = {
+            one: value
+            for one, value in call.items()
+            if one not in tensors and not (one in parameters and alike(value, parameters[one].default))
+        }
+        if inside := [one for one, value in fixed.items() if any(isinstance(x, Tensor) for x in tree_leaves(value))]:
+            raise SpecError(
+                f"{name} takes {inside}, which hold tensors: expected tensors that are arguments themselves"
+            )
+        if not tensors or not next(iter(tensors.values())).dim() or not all(map(is_dense, tensors.values())):
+            raise SpecError(f"{name} takes {[*call]}: expected a dense tensor [items, ...] first, and others beside it")
+        return cls(tensors, deepcopy(fixed))
+
+
+class Learned(NamedTuple):
+    """What calls of one form are graphed by.
+
+    Attributes:
+        tensors: What tensors these calls bring, by name.
+        fixed: Their other arguments.
+        module: The module, with these arguments fixed.
+        spec: Its declaration.
+        options: Options of its encoder.
+        ladder: Budgets to use in place of any but a `PaddedLadder`; `None` to use any.
+    """
+
+    tensors: Mapping[str, "_Accepted"]
+    fixed: dict[str, Any]
+    module: nn.Module
+    spec: BufferSpec
+    options: dict[str, Any]
+    ladder: Budgets | None
+
+    def takes(self, form: CallForm) -> bool:
+        """Return True for calls of this form."""
+        return (
+            form.tensors.keys() == self.tensors.keys()
+            and all(self.tensors[name].takes(tensor) for name, tensor in form.tensors.items())
+            and alike(form.fixed, self.fixed)
+        )
+
+    def budgets(self, budgets: Budgets | None) -> Budgets | None:
+        """Return the budgets of its encoder, where these are asked for."""
+        return budgets if self.ladder is None or isinstance(budgets, PaddedLadder) else self.ladder
+
+
+def learn(module: nn.Module, form: CallForm) -> Learned:
+    """Return what calls of a form are graphed by, found by running a shadow of the module on their items. Syncs.
+
+    Raises:
+        SpecError: They cannot be graphed.
+    """
+    failures: dict[str, None] = {}
+    target = _WithArguments(module, form.fixed) if form.fixed else module
+    tables = [*cached_tables(module, device_of(module))]
+    for model in _models(Shadow(target).module, tables, form.tensors):
+        try:
+            spec = model.declare()
+        except Exception as error:  # the module may raise anything for a batch that it does not take
+            what = str(error) if isinstance(error, VarlenGraphsError) else repr(error)
+            failures.setdefault(" ".join(what.splitlines()[:2]))
+            continue
+        options = {"forward": model.function} | ({"eager_if": partial(why_changed, tables)} if tables else {})
+        return Learned(model.accepted(), form.fixed, target, spec, options, model.ladder)
+    shadow = Shadow(target).module
+    with suppress(Exception):  # that of the module for this call, which it raises again
+        try:
+            CaptureRulesMode(device_of(module), "it").watch(lambda: shadow.forward(**form.tensors))
+        except CaptureError as error:  # then whatever was tried says less
+            failures = {" ".join(str(error).splitlines()[:2]): None}
+    tried = "".join(f"\n- {why}" for why in failures)
+    raise SpecError(f"{type(module).__name__} cannot be graphed as this call takes it:{tried}")
+
+
+class _WithArguments(nn.Module):
+    """A module with some of its arguments fixed."""
+
+    def __init__(self, module: nn.Module, fixed: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.module = module
+        self.training = False  # the module tells
+        self._run = module.forward  # now: vg.wrap puts an encoder in its place
+        self._fixed = fixed
+
+    def forward(self, **tensors: Any) -> Any:
+        """Run the module."""
+        return self._run(**tensors, **self._fixed)
+
+
+class _Accepted(NamedTuple):
+    """A tensor of a call: its dtype and dimensions, and its shape from dimension `first` on; `None` for any."""
+
+    dtype: torch.dtype
+    dims: int
+    shape: torch.Size | None
+    first: int
+
+    def takes(self, tensor: Tensor) -> bool:
+        """Return True for a tensor like this."""
+        same = tensor.dtype is self.dtype and tensor.dim() == self.dims
+        return same and (self.shape is None or tensor.shape[self.first :] == self.shape)
+
+
+class _CallModel(BatchModel):
+    """A module, and the tensors of a call, some of which have an entry for each item.
+
+    Attributes:
+        ladder: See `Learned`.
+    """
+
+    ladder: Budgets | None = None
+
+    def __init__(
+        self, module: nn.Module, tables: list[CachedTable], tensors: Mapping[str, Tensor], of_items: set[str],
+        declared: set[str],
+    ) -> None:  # fmt: skip
+        super().__init__(module, tables)
+        self.tensors, self.of_items, self._declared = tensors, of_items, declared
+        self.name, self.batch = next(iter(tensors.items()))
+        beside = {name: one for name, one in tensors.items() if name not in declared}
+        self.inputs: list[Input] = [
+            PerItem(name, tuple(one.shape[1:]), one.dtype)
+            if name in of_items
+            else PerCall(name, tuple(one.shape), one.dtype)
+            for name, one in beside.items()
+        ]
+
+    def accepted(self) -> dict[str, _Accepted]:
+        """Return what tensors graphs take."""
+        found = {}
+        for name, one in self.tensors.items():
+            first = int(name in self.of_items)
+            shape = None if name in self._declared else one.shape[first:]
+            found[name] = _Accepted(one.dtype, one.dim(), shape, first)
+        return found
+
+
+def _models(module: nn.Module, tables: list[CachedTable], tensors: Mapping[str, Tensor]) -> Iterator[_CallModel]:
+    """Yield ways to understand a call, the more general first."""
+    (name, batch), *others = tensors.items()
+    of_items = [one for one, tensor in others if tensor.shape[:1] == batch.shape[:1]]
+    for layout in _layouts(batch, dict(others)):
+        yield _Padded(module, tables, tensors, {name, *of_items}, layout)
+    for fitting in product((True, False), repeat=len(of_items)):  # at a batch of one both may fit
+        some = {one for one, fits in zip(of_items, fitting, strict=True) if fits}
+        yield _OfOneSize(module, tables, tensors, {name, *some}, {name})
+
+
+def _layouts(batch: Tensor, others: Mapping[str, Tensor]) -> Iterator[Mask | Lengths]:
+    """Yield the declarations of other tensors by which a batch is a padded one. Syncs."""
+    for name, tensor in others.items():
+        if batch.dim() < 2 or not len(batch) or tensor.is_floating_point():
+            continue
+        if tensor.shape == batch.shape[:2]:
+            firsts = {int(value) for value in tensor[:, 0]}
+            if len(firsts) == 1 and bool(((tensor == 0) | (tensor == 1)).all()):
+                yield Mask(name, dtype=tensor.dtype, real=bool(firsts.pop()))
+        elif tensor.shape == batch.shape[:1] and int(tensor.max()) == batch.shape[1]:
+            yield Lengths(name, padded=True)
+
+
+class _OfOneSize(_CallModel):
+    """A module, and batches made of the items of a call."""
+
+    @property
+    def rows(self) -> InputRows:  # type: ignore[override]
+        """Declaration of the batch."""
+        return InputRows(self.name, dtype=self.batch.dtype)
+
+    @property
+    def shape(self) -> tuple[int, ...]:  # type: ignore[override]
+        """Shape of one item."""
+        return tuple(self.batch.shape[1:])
+
+    def example(self, count: int, first: int = 0) -> dict[str, Any]:
+        """Return so many items of the call, each moved by another number of places so that none equals another."""
+        numbers = range(first, first + count)
+        at = [number % len(self.batch) for number in numbers]
+        entries = {name: one[at] if name in self.of_items else one for name, one in self.tensors.items()}
+        if self.shape:
+            entries[self.name] = torch.stack(
+                [self.batch[place].roll(n, -1) for n, place in zip(numbers, at, strict=True)]
+            )
+        return entries
+
+
+class _Padded(_CallModel):
+    """A module that takes a padded batch, as a call brings it."""
+
+    def __init__(
+        self, module: nn.Module, tables: list[CachedTable], tensors: Mapping[str, Tensor], of_items: set[str],
+        layout: Mask | Lengths,
+    ) -> None:  # fmt: skip
+        super().__init__(module, tables, tensors, of_items, {next(iter(tensors)), layout.name})
+        self.layout, about = layout, tensors[layout.name]
+        self.length = self.batch.shape[1]
+        self.lengths = about.tolist() if isinstance(layout, Lengths) else (about == layout.real).sum(1).tolist()
+        self.ladder = DefaultBudgets(PaddedLadder(length=max(LONGEST, self.length), min_length=32))
+
+    def declare(self) -> BufferSpec:
+        """Return the declaration, checked.
+
+        Raises:
+            SpecError: An output has no entry for each row or item, or depends on the other items, or on padding.
+            CaptureError: A run does what no graph can hold.
+        """
+        every, last = range(len(self.lengths)), len(self.lengths) - 1
+        wide = self._call(every, self.length + PADDING)
+        with torch.no_grad():
+            own, wider = (self.forward(**call) for call in (self._call(every, self.length), wide))
+            alone = self.forward(**self._call([last], self.lengths[last]))
+        outputs = self._outputs_of(own, wider)
+        parts = [flatten(one, outputs) for one in (own, wider, alone)]
+        for extent, one, padded, of_last in zip(parts[0].extents, *(part.tensors for part in parts), strict=True):
+            for item, length in enumerate(self.lengths):
+                real = (item, slice(length)) if isinstance(extent, Rows) else (item,)
+                self._compare(padded[real], one[real], "padding")
+                if item == last:
+                    self._compare(of_last[(0, *real[1:])], one[real], "the other items of the batch, or on chance")
+        CaptureRulesMode(self.device, "it").watch(lambda: self.forward(**wide))
+        rows = InputRows(self.name, tuple(self.batch.shape[2:]), self.batch.dtype)
+        return BufferSpec(rows, self.layout, inputs=self.inputs, outputs=outputs, declared_by="recipe")
+
+    def _call(self, items: Sequence[int], length: int) -> dict[str, Any]:
+        """Return a call of some of the items, padded to a length."""
+        call = {name: one[[*items]] if name in self.of_items else one for name, one in self.tensors.items()}
+        fill = {self.name: 0} | ({self.layout.name: not self.layout.real} if isinstance(self.layout, Mask) else {})
+        for name, value in fill.items():
+            tensor = call[name][:, :length]
+            call[name] = tensor.new_full((len(items), length, *tensor.shape[2:]), value)
+            call[name][:, : tensor.shape[1]] = tensor
+        return call
+
+    def _outputs_of(self, own: Any, wider: Any) -> Declared:
+        """Return the extents of outputs, from those of the call, and of one with more padding."""
+        if isinstance(own, Tensor):
+            if own.shape[:2] == (len(self.lengths), self.length) and wider.shape[1:2] == (self.length + PADDING,):
+                return Rows()
+            if own.shape[:1] == (len(self.lengths),) and own.shape == wider.shape:
+                return Items()
+            raise SpecError(f"an output {list(own.shape)} has an entry neither for each row nor for each item")
+        if isinstance(own, CONSTANTS):
+            return Rows()
+        if (fields := fields_of(own)) is not None:
+            others = fields_of(wider) or {}
+            return {name: self._outputs_of(part, others[name]) for name, part in fields.items()}
+        if isinstance(own, list | tuple):
+            return [self._outputs_of(part, other) for part, other in zip(own, wider, strict=True)]
+        raise SpecError(f"an output is a {type(own).__name__}: expected tensors")
+
+    def _compare(self, got: Tensor, expected: Tensor, on: str) -> None:
+        if (error := difference(got, expected)) is not None:
+            raise SpecError(f"as a padded batch, an output depends on {on} (relative L2 {error:.1e})")

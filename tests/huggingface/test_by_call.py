@@ -1,0 +1,321 @@
+"""`vg.wrap` on modules that are no models of transformers: understood by their first call."""
+
+import copy
+import dataclasses
+import gc
+import threading
+import weakref
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import varlen_graphs as vg
+from varlen_graphs.recipes import by_call
+
+DIM = 16
+LADDER = vg.budgets.PaddedLadder(batch=4, length=48, step=2.0)
+
+
+@dataclasses.dataclass
+class Features:
+    rows: torch.Tensor
+    pooled: torch.Tensor
+    name: str = "features"
+
+
+class Classifier(nn.Module):
+    """Takes images."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(3, DIM, 3, stride=2), nn.BatchNorm2d(DIM), nn.ReLU())
+        self.head = nn.Linear(DIM, 5)
+
+    def forward(self, images, scale=1.0, options=None):
+        out = self.head(self.layers(images).mean((2, 3))) * scale
+        return out if options is None else {"logits": out * options["factor"], "more": [out, None]}
+
+
+class Sequences(nn.Module):
+    """Takes sequences with what says which of their rows are real: a mask, by either value, or lengths."""
+
+    def __init__(self, real=None, output="rows"):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.MultiheadAttention(DIM, 4, batch_first=True) for _ in range(2)])
+        self.real, self.output = real, output
+
+    def forward(self, x, about=None, scale=None):
+        padding = None
+        if about is not None and self.real is None:
+            padding = torch.arange(x.shape[1], device=x.device) >= about[:, None]
+        elif about is not None:
+            padding = about.bool() != self.real
+        for layer in self.layers:
+            x = x + layer(x, x, x, key_padding_mask=padding, need_weights=False)[0]
+        x = x if scale is None else x * scale[:, None, None]
+        pooled = x[:, 0]
+        return {"rows": x, "both": (x, pooled), "dataclass": Features(x, pooled)}[self.output]
+
+
+class Model(nn.Module):
+    """Two encoders, which its methods call."""
+
+    def __init__(self):
+        super().__init__()
+        self.images, self.texts = Classifier(), Sequences()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def encode_images(self, images):
+        return self.images(images) * self.scale
+
+    def encode_texts(self, x):
+        return self.texts(x) * self.scale
+
+    def forward(self, images, x):
+        return self.encode_images(images), self.encode_texts(x)
+
+
+def made(kind, *args):
+    torch.manual_seed(0)
+    return kind(*args).eval().requires_grad_(False)
+
+
+def wrapped(module, budgets=None):
+    own = copy.deepcopy(module)
+    return vg.wrap(module, budgets, backend="tape"), own
+
+
+def images(count, side=12):
+    return torch.randn(count, 3, side, side)
+
+
+def about(lengths, kind, dtype=torch.bool):
+    if kind is None:
+        return torch.tensor(lengths)
+    real = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+    return (real if kind else ~real).to(dtype)
+
+
+def replays(model):
+    return sum(
+        one.stats.replays.total() for encoder in vg.encoders(model).values() for one in (encoder, *encoder.others)
+    )
+
+
+def eager(model):
+    return {path: dict(stats.eager) for path, stats in vg.encoders(model).stats.items() if stats.eager}
+
+
+def test_batches_of_any_size_and_shape_replay():
+    model, own = wrapped(made(Classifier))
+    for count, side in ((2, 12), (1, 12), (5, 12), (3, 20), (40, 12)):
+        call = images(count, side)
+        torch.testing.assert_close(model(call), own(call))
+    assert replays(model) == 6  # the last in two
+    assert not eager(model)
+
+
+@pytest.mark.parametrize("real", [True, False, None], ids=["mask", "padding mask", "lengths"])
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64], ids=str)
+@pytest.mark.parametrize("output", ["rows", "both", "dataclass"])
+def test_padded_batches_of_any_length_replay(real, dtype, output):
+    model, own = wrapped(made(Sequences, real, output), LADDER)
+    for lengths in ([20, 7, 13], [33], [5, 5], [40, 1]):
+        call = torch.randn(len(lengths), max(lengths), DIM), about(lengths, real, dtype)
+        ours, expected = model(*call), own(*call)
+        assert type(ours) is type(expected)
+        ours, expected = (
+            {"rows": (one,), "both": one, "dataclass": tuple(vars(one).values()) if output == "dataclass" else ()}[
+                output
+            ]
+            for one in (ours, expected)
+        )
+        for got, right in zip(ours, expected, strict=True):
+            if isinstance(right, str) or right.dim() == 2:
+                assert got == right if isinstance(right, str) else torch.allclose(got, right, atol=1e-5)
+                continue
+            for item, length in enumerate(lengths):
+                torch.testing.assert_close(got[item, :length], right[item, :length])
+    assert replays(model) == 4
+    assert not eager(model)
+
+
+@given(
+    lengths=st.lists(st.lists(st.integers(1, 30), min_size=1, max_size=5), min_size=1, max_size=4),
+    real=st.sampled_from([True, False, None]),
+    scaled=st.booleans(),
+)
+@settings(max_examples=20, deadline=None)
+def test_outputs_are_those_of_the_module_whatever_the_calls(lengths, real, scaled):
+    model, own = wrapped(made(Sequences, real), LADDER)
+    for each in lengths:
+        call = {"x": torch.randn(len(each), max(each), DIM), "about": about(each, real)}
+        call |= {"scale": torch.rand(len(each))} if scaled else {}
+        ours, expected = model(**call), own(**call)
+        for item, length in enumerate(each):
+            torch.testing.assert_close(ours[item, :length], expected[item, :length])
+
+
+def test_each_form_of_calls_is_learned():
+    model, own = wrapped(made(Classifier))
+    options = {"factor": 2.0}
+    for count, arguments in ((2, {}), (3, {"scale": 0.5}), (1, {"options": options}), (4, {"scale": 0.5})):
+        call = images(count)
+        torch.testing.assert_close(model(call, **arguments), own(call, **arguments))
+    options["factor"] = 3.0  # the caller's own, which no graph holds
+    call = images(2)
+    torch.testing.assert_close(model(call, options=options), own(call, options=options))
+    assert replays(model) == 5
+    assert not eager(model)
+    assert vg.encoders(model).report().count("some calls are answered by") == 3
+
+
+def test_calls_of_more_forms_run_eager():
+    model, own = wrapped(made(Classifier))
+    call = images(2)
+    with pytest.warns(UserWarning, match="was called in 16 forms before, with other arguments"):
+        outputs = [model(call, scale=float(number + 2)) for number in range(18)]
+    for number, output in enumerate(outputs):
+        torch.testing.assert_close(output, own(call, scale=float(number + 2)))
+    assert replays(model) == 16
+    assert list(eager(model)[""].values()) == [2]
+
+
+def test_the_parts_that_are_called_get_encoders():
+    model, own = wrapped(made(Model))
+    call, x = images(2), torch.randn(2, 9, DIM)
+    assert not vg.encoders(model)
+    assert vg.encoders(model).eager[""] == "Model is understood by its first call"
+    torch.testing.assert_close(model.encode_images(call), own.encode_images(call))
+    torch.testing.assert_close(model.encode_texts(x), own.encode_texts(x))
+    assert [*vg.encoders(model)] == ["images", "texts"]
+    with pytest.warns(UserWarning, match="Model runs as it is, because Classifier in it has graphs"):
+        torch.testing.assert_close(model(call, x), own(call, x))
+    assert replays(model) == 4
+
+
+def test_a_module_that_is_called_itself_has_one_encoder():
+    model, own = wrapped(made(Model))
+    call, x = images(3), torch.randn(3, 9, DIM)
+    torch.testing.assert_close(model(call, x), own(call, x))
+    torch.testing.assert_close(model.encode_texts(x), own.encode_texts(x))
+    assert [*vg.encoders(model)] == [""]
+    assert replays(model) == 1
+    vg.unwrap(model)
+    assert "forward" not in vars(model) | vars(model.images) | vars(model.texts)
+    torch.testing.assert_close(model(call, x), own(call, x))
+
+
+class Odd(nn.Module):
+    def __init__(self, run):
+        super().__init__()
+        self.linear, self.run = nn.Linear(DIM, DIM), run
+
+    def forward(self, x, others=None):
+        return self.run(self.linear(x), others)
+
+
+@pytest.mark.parametrize(
+    ("run", "message"),
+    [
+        (
+            lambda x, others: x * float(x.sum() > 0),
+            r"Tensor\.__(bool|float)__ reads a tensor on the host.*test_by_call",
+        ),
+        (lambda x, others: x - x.mean(0), "depends on the other inputs of the batch"),
+        (lambda x, others: x.sum(), "no output has entries"),
+        (lambda x, others: x + torch.rand_like(x), "or on chance"),
+    ],
+    ids=["host", "items", "sum", "chance"],
+)
+def test_what_no_graph_may_answer_runs_eager_with_the_reason(run, message):
+    model = vg.wrap(made(Odd, run), backend="tape")
+    with pytest.warns(UserWarning, match=f"(?s)every call of Odd.*runs eager:.*{message}"):
+        model(torch.randn(3, DIM))
+    assert replays(model) == 0
+    assert sum(eager(model)[""].values()) == 1
+
+
+def test_tensors_inside_of_arguments_are_named():
+    model = vg.wrap(made(Odd, lambda x, others: x + others[0]), backend="tape")
+    with pytest.warns(UserWarning, match=r"Odd takes \['others'\], which hold tensors"):
+        model(torch.randn(3, DIM), [torch.ones(3, DIM)])
+
+
+def test_errors_of_the_module_are_its_own():
+    model = vg.wrap(made(Classifier), backend="tape")
+    with pytest.warns(UserWarning, match="runs eager"), pytest.raises(RuntimeError, match="channels"):
+        model(torch.randn(2, 4, 12, 12))
+
+
+def test_a_module_in_training_mode_waits():
+    model = vg.wrap(made(Classifier).train(), backend="tape")
+    with pytest.warns(UserWarning, match="is in training mode"):
+        model(images(2))
+    model.eval()
+    model(images(2))
+    assert replays(model) == 1
+
+
+def test_calls_are_not_kept():
+    model = vg.wrap(made(Classifier), backend="tape")
+    call = images(2)
+    reference = weakref.ref(call)
+    model(call)
+    del call
+    gc.collect()
+    assert reference() is None
+
+
+def test_a_copy_learns_by_itself():
+    model, own = wrapped(made(Classifier))
+    call = images(2)
+    model(call)
+    other = copy.deepcopy(model)
+    other.head.weight.data.add_(1.0)
+    own.head.weight.data.add_(1.0)
+    torch.testing.assert_close(other(call), own(call))
+    assert replays(other) == 1
+
+
+def test_a_copy_that_was_not_called_has_one_encoder_too():
+    model, own = wrapped(made(Model))
+    model = copy.deepcopy(model)
+    call, x = images(3), torch.randn(3, 9, DIM)
+    torch.testing.assert_close(model(call, x), own(call, x))
+    assert [*vg.encoders(model)] == [""]
+    assert replays(model) == 1
+
+
+def test_threads_that_call_first_learn_once():
+    model, own = wrapped(made(Classifier))
+    calls = [images(count + 1) for count in range(4)]
+    found = [None] * 4
+
+    def run(at):
+        with torch.no_grad():
+            found[at] = model(calls[at])
+
+    threads = [threading.Thread(target=run, args=(at,)) for at in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for call, got in zip(calls, found, strict=True):
+        torch.testing.assert_close(got, own(call))
+    assert not vg.encoders(model)[""].others
+
+
+def test_an_encoder_by_a_call_of_its_own():
+    module = made(Classifier)
+    encoder = by_call(module, [1, 4], call={"images": images(2)}, backend="tape")
+    call = images(3)
+    torch.testing.assert_close(encoder(call), module(call))
+    torch.testing.assert_close(encoder(call, 2.0), module(call, 2.0))
+    assert [budget.items for budget in encoder.budgets] == [1, 4]
+    assert encoder.stats.replays.total() == encoder.others[0].stats.replays.total() == 1
+    with pytest.raises(vg.errors.SpecError, match=r"call model\.eval"):
+        by_call(module.train(), call={"images": call})
