@@ -20,7 +20,8 @@ from varlen_graphs.capture.pool import Pool, inside_capture
 from varlen_graphs.capture.torch_modes import active_mode, watcher
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import CaptureError, CompilerError, InputError, LayoutError, SpecError, warn
-from varlen_graphs.recipes.by_call import CallEncoder, arguments_of, by_call
+from varlen_graphs.recipes.by_call import CallEncoder, by_call
+from varlen_graphs.recipes.call_models import CallReader
 from varlen_graphs.recipes.registry import METHODS, Method, Recipe
 from varlen_graphs.recipes.tower_encoder import SeveralEncoders
 from varlen_graphs.stats import Stats
@@ -161,10 +162,10 @@ class Installed:
             inner = [one for one in map(installed, self.module.modules()) if one is not None and one is not self]
             if graphed := [type(one.module).__name__ for one in inner if one._encoder is not None]:
                 raise SpecError(f"{type(self.module).__name__} runs as it is, because {graphed[0]} in it has graphs")
-            call = arguments_of(self._original, args, kwargs)
+            tensors, fixed = CallReader(self.module, self._original).read(args, kwargs)
             places = [(vars(one.module), one.remove(), one) for one in inner]
             try:
-                self._keep(self._make({"call": call}))
+                self._keep(self._make({"call": {**tensors, **fixed}}))
             except BaseException:
                 for own, place, one in places:
                     own[place] = one

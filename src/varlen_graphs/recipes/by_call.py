@@ -1,9 +1,9 @@
 """Recipe for any module, declared by its calls: its own forward over a batch of items of one size, or a padded one."""
 
-import inspect
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +13,7 @@ from varlen_graphs.budgets.ladder import Budgets
 from varlen_graphs.declaration.static_args import alike
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import SpecError
-from varlen_graphs.recipes.call_models import CallForm, Learned, learn
+from varlen_graphs.recipes.call_models import CallForm, CallReader, Learned, learn
 from varlen_graphs.recipes.tower_encoder import SeveralEncoders, options_of_others
 from varlen_graphs.recipes.towers import check_loaded
 
@@ -53,7 +53,8 @@ def by_call(module: Any, budgets: Budgets | None = None, *, call: Mapping[str, A
     if module.training:
         name = type(module).__name__
         raise SpecError(f"{name} is in training mode, in which it does not repeat its outputs: call model.eval() first")
-    return CallEncoder(module, learn(module, CallForm.of(module, call)), budgets, options)
+    reader = CallReader(module, module.forward)
+    return CallEncoder(module, reader, learn(module, reader.to_learn(reader.read((), call))), budgets, options)
 
 
 class _Refused(NamedTuple):
@@ -69,6 +70,7 @@ class CallEncoder(SeveralEncoders):
 
     Args:
         module: The module.
+        reader: Reads its calls.
         learned: What calls of the first form are graphed by.
         budgets: Budgets of all.
         options: Options of all.
@@ -77,8 +79,11 @@ class CallEncoder(SeveralEncoders):
         as_it_was: Context in which the forward of the module is its own, which `vg.wrap` replaces.
     """
 
-    def __init__(self, module: nn.Module, learned: Learned, budgets: Budgets | None, options: dict[str, Any]) -> None:
+    def __init__(
+        self, module: nn.Module, reader: CallReader, learned: Learned, budgets: Budgets | None, options: dict[str, Any]
+    ) -> None:
         super().__init__(learned.module, learned.budgets(budgets), learned.spec, **options | learned.options)
+        self._reader = reader
         self._called, self._call = (module,), module.forward  # in a tuple: it may be inside of `learned.module`
         self._budgets_asked, self._options = budgets, options
         self._learned: tuple[Learned, ...] = (learned,)
@@ -99,8 +104,7 @@ class CallEncoder(SeveralEncoders):
         """
         if self.executor.forward.is_running:
             return super().forward(*args, **kwargs)
-        (module,) = self._called
-        form = CallForm.of(module, arguments_of(self._call, args, kwargs))
+        form = self._reader.read(args, kwargs)
         encoder = self._encoder_of(form)
         return super().forward(**form.tensors) if encoder is self else encoder(**form.tensors)
 
@@ -116,7 +120,9 @@ class CallEncoder(SeveralEncoders):
             return self._found(form) or self._made(form)
 
     def _found(self, form: CallForm) -> GraphedEncoder | None:
-        encoders = zip(self._learned, (self, *self.others), strict=False)  # another thread may be adding one
+        if self._learned[0].takes(form):  # nearly always
+            return self
+        encoders = zip(self._learned[1:], self.others, strict=False)  # another thread may be adding one
         return next((encoder for learned, encoder in encoders if learned.takes(form)), None)
 
     def _made(self, form: CallForm) -> GraphedEncoder:
@@ -132,9 +138,9 @@ class CallEncoder(SeveralEncoders):
             )
         with self.as_it_was():
             try:
-                learned = learn(module, form)
+                learned = learn(module, self._reader.to_learn(form))
             except SpecError as error:
-                self._refused += (_Refused(tensors, form.fixed, error.with_traceback(None)),)
+                self._refused += (_Refused(tensors, deepcopy(form.fixed), error.with_traceback(None)),)
                 raise
             options = options_of_others(self, self._options) | learned.options
             made = GraphedEncoder(learned.module, learned.budgets(self._budgets_asked), learned.spec, **options)
@@ -142,19 +148,3 @@ class CallEncoder(SeveralEncoders):
         self.others += (made,)
         self._learned += (learned,)
         return made
-
-
-def arguments_of(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a call by name.
-
-    Raises:
-        SpecError: Some have no name.
-    """
-    signature = inspect.signature(forward)
-    call: dict[str, Any] = {}
-    for name, value in signature.bind(*args, **kwargs).arguments.items():
-        kind = signature.parameters[name].kind
-        if kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.POSITIONAL_ONLY):
-            raise SpecError(f"{name!r} has no name that a call could use: expected arguments with names")
-        call |= value if kind is inspect.Parameter.VAR_KEYWORD else {name: value}
-    return call

@@ -1,7 +1,7 @@
 """What a call tells of a module: that it takes a batch of items of one size, or a padded one, and its declaration."""
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from functools import partial
@@ -43,34 +43,77 @@ class CallForm(NamedTuple):
     """The arguments of a call.
 
     Attributes:
-        tensors: Its tensors by name, the batch first.
-        fixed: Copies of all other arguments that are not at their defaults.
+        tensors: Its tensors by name.
+        fixed: All other arguments that are not at their defaults.
     """
 
-    tensors: Mapping[str, Tensor]
+    tensors: dict[str, Tensor]
     fixed: dict[str, Any]
 
-    @classmethod
-    def of(cls, module: nn.Module, call: Mapping[str, Any]) -> "CallForm":
-        """Return the form of a call.
+
+class CallReader:
+    """Reads the arguments of calls of a module.
+
+    Args:
+        module: The module.
+        forward: Its forward, which calls mean.
+    """
+
+    def __init__(self, module: nn.Module, forward: Callable[..., Any]) -> None:
+        self._name = type(module).__name__
+        self._signature = inspect.signature(forward)
+        parameters = self._signature.parameters.values()
+        self._by_position = [one.name for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD]
+        self._named = {*self._by_position, *(one.name for one in parameters if one.kind is one.KEYWORD_ONLY)}
+        self._defaults = {one.name: one.default for one in parameters if one.default is not one.empty}
+
+    def read(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> CallForm:
+        """Return the arguments of a call.
 
         Raises:
-            SpecError: It has no batch, or tensors that are no arguments by themselves.
+            TypeError: The module takes no such arguments.
+            SpecError: Some have no name.
         """
-        parameters, name = inspect.signature(type(module).forward).parameters, type(module).__name__
-        tensors = {one: value for one, value in call.items() if isinstance(value, Tensor)}
-        fixed = {
-            one: value
-            for one, value in call.items()
-            if one not in tensors and not (one in parameters and alike(value, parameters[one].default))
-        }
-        if inside := [one for one, value in fixed.items() if any(isinstance(x, Tensor) for x in tree_leaves(value))]:
+        names = self._by_position[: len(args)]
+        if len(names) < len(args) or not (kwargs.keys() <= self._named and kwargs.keys().isdisjoint(names)):
+            call = self._bound(args, kwargs)
+        else:  # nearly always
+            call = {**dict(zip(names, args, strict=True)), **kwargs}
+        form = CallForm({}, {})
+        for name, value in call.items():
+            if isinstance(value, Tensor):
+                form.tensors[name] = value
+            elif name not in self._defaults or not alike(value, self._defaults[name]):
+                form.fixed[name] = value
+        return form
+
+    def _bound(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        call: dict[str, Any] = {}
+        for name, value in self._signature.bind(*args, **kwargs).arguments.items():
+            kind = self._signature.parameters[name].kind
+            if kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.POSITIONAL_ONLY):
+                raise SpecError(f"{self._name} takes {name!r} by position alone: expected arguments with names")
+            call |= value if kind is inspect.Parameter.VAR_KEYWORD else {name: value}
+        return call
+
+    def to_learn(self, form: CallForm) -> CallForm:
+        """Return a form with its tensors in the order of the arguments, the batch first, and a copy of the others.
+
+        Raises:
+            SpecError: There is no batch, or there are tensors that are no arguments by themselves.
+        """
+        held = [one for one, value in form.fixed.items() if any(isinstance(x, Tensor) for x in tree_leaves(value))]
+        if held:
+            raise SpecError(f"{self._name} takes {held}, which hold tensors: expected tensors as arguments themselves")
+        order = [*self._signature.parameters]
+        names = sorted(form.tensors, key=lambda name: order.index(name) if name in order else len(order))
+        tensors = {name: form.tensors[name] for name in names}
+        if not tensors or not tensors[names[0]].dim() or not all(map(is_dense, tensors.values())):
+            came = [*form.tensors, *form.fixed]
             raise SpecError(
-                f"{name} takes {inside}, which hold tensors: expected tensors that are arguments themselves"
+                f"{self._name} takes {came}: expected a dense tensor [items, ...] first, and others beside it"
             )
-        if not tensors or not next(iter(tensors.values())).dim() or not all(map(is_dense, tensors.values())):
-            raise SpecError(f"{name} takes {[*call]}: expected a dense tensor [items, ...] first, and others beside it")
-        return cls(tensors, deepcopy(fixed))
+        return CallForm(tensors, deepcopy(form.fixed))
 
 
 class Learned(NamedTuple):
