@@ -161,7 +161,7 @@ class Odd(nn.Module):
 )
 def test_what_no_graph_may_answer_runs_eager_with_the_reason(run, message):
     model = vg.wrap(made(Odd, run), backend="tape")
-    with pytest.warns(UserWarning, match=f"(?s)every call of Odd.*runs eager:.*{message}"):
+    with pytest.warns(UserWarning, match=f"(?s)a call of Odd.*runs eager:.*{message}"):
         model(torch.randn(3, DIM))
     assert replays(model) == 0
     assert sum(eager(model)[""].values()) == 1
@@ -247,3 +247,95 @@ def test_an_encoder_by_a_call_of_its_own():
     assert encoder.stats.replays.total() == encoder.others[0].stats.replays.total() == 1
     with pytest.raises(vg.errors.SpecError, match=r"call model\.eval"):
         by_call(module.train(), call={"images": call})
+
+
+# What a call may be mistaken for
+
+
+class Leaks(nn.Module):
+    """Takes a mask, and lets padding through in some way all the same, or is no mask's business."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.conv, self.linear = nn.Conv1d(DIM, DIM, 3, padding=1), nn.Linear(DIM, DIM)
+        self.attention, self.types = nn.MultiheadAttention(DIM, 4, batch_first=True), nn.Embedding(64, DIM)
+        self.gru, self.how = nn.GRU(DIM, DIM, batch_first=True), how
+
+    def forward(self, x, about):
+        if self.how == "convolution":
+            x = self.conv(x.mT).mT
+            return self.attention(x, x, x, key_padding_mask=~about.bool(), need_weights=False)[0]
+        if self.how == "sum":
+            return self.linear(x.sum(1))
+        if self.how == "product":
+            return self.linear(x) * about[..., None]
+        types = self.types(about.long())
+        return self.gru(x + (types if about.dim() > 1 else types[:, None]))[0]
+
+
+@pytest.mark.parametrize("how", ["convolution", "sum", "product", "types"])
+@pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
+def test_what_looks_like_a_mask_changes_no_real_row(how, left):
+    model, own = wrapped(made(Leaks, how), LADDER if how == "convolution" else None)
+    for lengths in ([12, 12], [5, 12], [12, 3], [1, 12]):
+        mask = torch.arange(12) < torch.tensor(lengths)[:, None]
+        call = torch.randn(2, 12, DIM), mask.flip(1) if left else mask
+        torch.testing.assert_close(model(*call), own(*call))
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8], ids=str)
+def test_steps_that_look_like_lengths_stay_what_they_are(dtype):
+    model, own = wrapped(made(Leaks, "types"))
+    for steps in ([6, 2], [5, 3], [6, 6]):
+        call = torch.randn(2, 6, DIM), torch.tensor(steps, dtype=dtype)
+        torch.testing.assert_close(model(*call), own(*call))
+
+
+class Writes(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(DIM, DIM))
+
+    def forward(self, x, collected=None):
+        x = self.layers(x) if collected is None else self.layers(x * 1)
+        if collected is not None:
+            collected.append(x)
+        return x
+
+
+def test_what_is_written_to_arguments_is_written():
+    model, own = wrapped(made(Writes))
+    x, y, collected = torch.randn(3, DIM), torch.randn(3, DIM), []
+    expected, copied = x.clone(), y.clone()
+    with pytest.warns(UserWarning, match=r"writes to its arguments \['x'\]"):
+        torch.testing.assert_close(model(x) + x, own(expected) + expected)
+    model(y, collected)
+    torch.testing.assert_close(collected, [own(copied, [])])
+    assert replays(model) == 0
+
+
+def test_a_call_that_the_module_refuses_is_forgotten():
+    model, own = wrapped(made(Classifier))
+    with pytest.warns(UserWarning, match="a call of Classifier"), pytest.raises(RuntimeError, match="channels"):
+        model(torch.randn(2, 4, 12, 12))
+    call = images(2)
+    torch.testing.assert_close(model(call), own(call))
+    assert replays(model) == 1
+
+
+def test_arguments_that_cannot_be_copied_run_eager():
+    model = vg.wrap(made(Odd, lambda x, others: x * 1), backend="tape")
+    with pytest.warns(UserWarning, match=r"takes \['others'\], which cannot be copied"):
+        model(torch.randn(3, DIM), threading.Lock())
+
+
+def test_a_script_has_no_tower():
+    with pytest.raises(vg.errors.SpecError, match="has no tower"):
+        vg.wrap(torch.jit.script(nn.Sequential(nn.Linear(2, 2))))
+
+
+def test_a_batch_in_several_replays_is_compared_once():
+    model, own = wrapped(made(Odd, lambda x, others: x * (2 if len(x) > 32 else 1)))
+    for count in (3, 8, 32, 40):
+        call = torch.randn(count, DIM)
+        torch.testing.assert_close(model(call), own(call))

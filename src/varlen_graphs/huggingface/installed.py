@@ -36,6 +36,9 @@ NOT_UNDERSTOOD = "arguments that vg.wrap did not understand"
 NOT_CAPTURED = "its capture failed"
 """Reason of eager runs of a tower without a recipe after its first capture failed."""
 
+TRIES = 4
+"""Calls from which a tower is tried to be understood, where calls tell: the first may be none that it takes."""
+
 BEING_MADE = "its encoder was being made"
 """Reason of eager runs in other threads meanwhile."""
 
@@ -122,6 +125,7 @@ class Installed:
         self._before_it = Stats()
         self._told: set[object] = set()
         self._gave_up: Exception | None = None
+        self._refusals = 0
         self.__signature__ = inspect.signature(self._original)
 
     @property
@@ -162,10 +166,10 @@ class Installed:
             inner = [one for one in map(installed, self.module.modules()) if one is not None and one is not self]
             if graphed := [type(one.module).__name__ for one in inner if one._encoder is not None]:
                 raise SpecError(f"{type(self.module).__name__} runs as it is, because {graphed[0]} in it has graphs")
-            tensors, fixed = CallReader(self.module, self._original).read(args, kwargs)
+            form = CallReader(self.module, self._original).read(args, kwargs)
             places = [(vars(one.module), one.remove(), one) for one in inner]
             try:
-                self._keep(self._make({"call": {**tensors, **fixed}}))
+                self._keep(self._make({"call": {**form.tensors, **form.fixed}}))
             except BaseException:
                 for own, place, one in places:
                     own[place] = one
@@ -237,7 +241,9 @@ class Installed:
             return self._eager(NOT_CAPTURED, args, kwargs)
         except (InputError, LayoutError, SpecError) as error:
             if self._encoder is None and not inside_capture():
-                self._gave_up = error
+                self._refusals += 1
+                if self._refusals >= (TRIES if self.tower.by_call else 1):
+                    self._gave_up = error
             self._tell(error)
             return self._eager(NOT_UNDERSTOOD, args, kwargs)
 

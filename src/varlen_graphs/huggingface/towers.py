@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import nn
 
 from varlen_graphs.budgets.ladder import Budgets
@@ -91,8 +92,9 @@ def understood_by_calls(model: nn.Module) -> Iterator[tuple[str, Understood]]:
     """
     for path, module in (("", model), *model.named_children()):
         stacks = any(isinstance(part, STACKS) for part in module.modules())
-        runs = type(module).forward is not nn.Module.forward and next(module.parameters(), None) is not None
-        if runs and (stacks or not path):
+        is_script = isinstance(module, torch.jit.ScriptModule)  # which does not tell its arguments
+        runs = not is_script and type(module).forward is not nn.Module.forward
+        if runs and next(module.parameters(), None) is not None and (stacks or not path):
             check_weights(path, module)
             yield path, Understood(module, by_call, declared=False, options={})
 

@@ -49,7 +49,7 @@ def arguments_of(module: nn.Module) -> Mapping[str, inspect.Parameter]:
     """Return the arguments of the forward of a module's class; empty if it does not tell."""
     try:
         parameters = inspect.signature(type(module).forward).parameters
-    except (TypeError, ValueError):
+    except (AttributeError, TypeError, ValueError):  # scripts have none
         return {}
     return dict([*parameters.items()][1:])
 

@@ -29,11 +29,13 @@ def by_call(module: Any, budgets: Budgets | None = None, *, call: Mapping[str, A
 
     The first tensor of the call is the batch, `[items, ...]`; of the others, those with as many entries belong to its
     items, and the rest to the call. If one of them is a mask `[items, length]` that marks the first rows of each item,
-    or all but these, or the lengths of items `[items]`, the batch is a padded one, and graphs of a few lengths serve
-    all; outputs then hold zeros past the end of an item. Otherwise each shape of an item has graphs of its own.
+    or all but these, or has the lengths of items (int64 `[items]`), and keeps the module from the rows behind, the
+    batch is a padded one, and graphs of a few lengths serve all; outputs then hold zeros past the end of an item.
+    Otherwise each shape of an item has graphs of its own.
 
     This function runs the module on items made of those of the call, infers the extents of its outputs, and checks that
-    no output depends on the other items of a batch, nor on padding, and that the module can be captured. Calls of other
+    no output depends on the other items of a batch, nor on padding, that the module writes to no argument, and that it
+    can be captured. Calls of other
     forms, with other arguments beside the batch or tensors of other shapes, are learned from as they come, up to
     `FORMS`; what cannot be graphed runs eager. The runs are those of a copy that shares the weights, and sync with the
     host.

@@ -45,10 +45,12 @@ class CallForm(NamedTuple):
     Attributes:
         tensors: Its tensors by name.
         fixed: All other arguments that are not at their defaults.
+        more: Names of those that a module takes as `**kwargs`, in their order.
     """
 
     tensors: dict[str, Tensor]
     fixed: dict[str, Any]
+    more: tuple[str, ...] = ()
 
 
 class CallReader:
@@ -79,7 +81,7 @@ class CallReader:
             call = self._bound(args, kwargs)
         else:  # nearly always
             call = {**dict(zip(names, args, strict=True)), **kwargs}
-        form = CallForm({}, {})
+        form = CallForm({}, {}, tuple([name for name in call if name not in self._named]))
         for name, value in call.items():
             if isinstance(value, Tensor):
                 form.tensors[name] = value
@@ -108,12 +110,16 @@ class CallReader:
         order = [*self._signature.parameters]
         names = sorted(form.tensors, key=lambda name: order.index(name) if name in order else len(order))
         tensors = {name: form.tensors[name] for name in names}
-        if not tensors or not tensors[names[0]].dim() or not all(map(is_dense, tensors.values())):
+        dense = all(map(is_dense, tensors.values()))
+        if not tensors or not tensors[names[0]].numel() or not tensors[names[0]].dim() or not dense:
             came = [*form.tensors, *form.fixed]
             raise SpecError(
                 f"{self._name} takes {came}: expected a dense tensor [items, ...] first, and others beside it"
             )
-        return CallForm(tensors, deepcopy(form.fixed))
+        try:
+            return CallForm(tensors, deepcopy(form.fixed), form.more)
+        except Exception as error:  # objects may refuse to be copied
+            raise SpecError(f"{self._name} takes {[*form.fixed]}, which cannot be copied: {error!r}") from error
 
 
 class Learned(NamedTuple):
@@ -121,7 +127,7 @@ class Learned(NamedTuple):
 
     Attributes:
         tensors: What tensors these calls bring, by name.
-        fixed: Their other arguments.
+        form: The form of these calls, with no tensors.
         module: The module, with these arguments fixed.
         spec: Its declaration.
         options: Options of its encoder.
@@ -129,7 +135,7 @@ class Learned(NamedTuple):
     """
 
     tensors: Mapping[str, "_Accepted"]
-    fixed: dict[str, Any]
+    form: CallForm
     module: nn.Module
     spec: BufferSpec
     options: dict[str, Any]
@@ -140,7 +146,8 @@ class Learned(NamedTuple):
         return (
             form.tensors.keys() == self.tensors.keys()
             and all(self.tensors[name].takes(tensor) for name, tensor in form.tensors.items())
-            and alike(form.fixed, self.fixed)
+            and form.more == self.form.more
+            and alike(form.fixed, self.form.fixed)
         )
 
     def budgets(self, budgets: Budgets | None) -> Budgets | None:
@@ -155,7 +162,8 @@ def learn(module: nn.Module, form: CallForm) -> Learned:
         SpecError: They cannot be graphed.
     """
     failures: dict[str, None] = {}
-    target = _WithArguments(module, form.fixed) if form.fixed else module
+    target = _with_arguments(module, form.fixed) if form.fixed else module
+    _check_arguments_stay(Shadow(module).module, form)
     tables = [*cached_tables(module, device_of(module))]
     for model in _models(Shadow(target).module, tables, form.tensors):
         try:
@@ -165,7 +173,7 @@ def learn(module: nn.Module, form: CallForm) -> Learned:
             failures.setdefault(" ".join(what.splitlines()[:2]))
             continue
         options = {"forward": model.function} | ({"eager_if": partial(why_changed, tables)} if tables else {})
-        return Learned(model.accepted(), form.fixed, target, spec, options, model.ladder)
+        return Learned(model.accepted(), form._replace(tensors={}), target, spec, options, model.ladder)
     shadow = Shadow(target).module
     with suppress(Exception):  # that of the module for this call, which it raises again
         try:
@@ -189,6 +197,31 @@ class _WithArguments(nn.Module):
     def forward(self, **tensors: Any) -> Any:
         """Run the module."""
         return self._run(**tensors, **self._fixed)
+
+
+def _with_arguments(module: nn.Module, fixed: Mapping[str, Any]) -> nn.Module:
+    """Return a module with some of its arguments fixed, by the name of its class, which messages tell."""
+    made: nn.Module = type(type(module).__name__, (_WithArguments,), {})(module, fixed)
+    return made
+
+
+def _check_arguments_stay(module: nn.Module, form: CallForm) -> None:
+    """Check that a run writes to none of its arguments, which no graph does for its caller.
+
+    Raises:
+        SpecError: It writes to one.
+    """
+    tensors, fixed = {name: tensor.clone() for name, tensor in form.tensors.items()}, deepcopy(form.fixed)
+    with torch.no_grad(), suppress(Exception):  # the module raises it again
+        module.forward(**tensors, **fixed)
+    written = [name for name, tensor in form.tensors.items() if not _same_bits(tensors[name], tensor)]
+    written += [name for name, value in fixed.items() if not alike(value, form.fixed[name])]
+    if written:
+        raise SpecError(f"it writes to its arguments {written}, which graphs do not: expected outputs alone")
+
+
+def _same_bits(one: Tensor, other: Tensor) -> bool:
+    return torch.equal(*(tensor.contiguous().view(-1).view(torch.uint8) for tensor in (one, other)))
 
 
 class _Accepted(NamedTuple):
@@ -259,7 +292,7 @@ def _layouts(batch: Tensor, others: Mapping[str, Tensor]) -> Iterator[Mask | Len
             firsts = {int(value) for value in tensor[:, 0]}
             if len(firsts) == 1 and bool(((tensor == 0) | (tensor == 1)).all()):
                 yield Mask(name, dtype=tensor.dtype, real=bool(firsts.pop()))
-        elif tensor.shape == batch.shape[:1] and int(tensor.max()) == batch.shape[1]:
+        elif tensor.shape == batch.shape[:1] and tensor.dtype is torch.int64 and int(tensor.max()) == batch.shape[1]:
             yield Lengths(name, padded=True)
 
 
@@ -296,51 +329,75 @@ class _Padded(_CallModel):
         layout: Mask | Lengths,
     ) -> None:  # fmt: skip
         super().__init__(module, tables, tensors, of_items, {next(iter(tensors)), layout.name})
-        self.layout, about = layout, tensors[layout.name]
+        self.layout = layout
         self.length = self.batch.shape[1]
-        self.lengths = about.tolist() if isinstance(layout, Lengths) else (about == layout.real).sum(1).tolist()
+        # Each item is cut, and there are at least two, so that padding and other items show in outputs.
+        self.items = [number % len(self.batch) for number in range(max(2, len(self.batch)))]
+        self.lengths = [max(1, self.length // 2 - number % 2) for number in range(len(self.items))]
         self.ladder = DefaultBudgets(PaddedLadder(length=max(LONGEST, self.length), min_length=32))
 
     def declare(self) -> BufferSpec:
         """Return the declaration, checked.
 
         Raises:
-            SpecError: An output has no entry for each row or item, or depends on the other items, or on padding.
+            SpecError: An output has no entry for each row or item, or depends on the other items, or on padding; or
+                what lies past the end of an item is no padding.
             CaptureError: A run does what no graph can hold.
         """
-        every, last = range(len(self.lengths)), len(self.lengths) - 1
-        wide = self._call(every, self.length + PADDING)
-        with torch.no_grad():
-            own, wider = (self.forward(**call) for call in (self._call(every, self.length), wide))
-            alone = self.forward(**self._call([last], self.lengths[last]))
+        items, cut, whole = range(len(self.items)), self.lengths, [self.length] * len(self.items)
+        own, other = (self._run(items, cut, self.length, moved=moved) for moved in (0, 1))
+        wider = self._run(items, cut, self.length + PADDING, moved=2)
         outputs = self._outputs_of(own, wider)
-        parts = [flatten(one, outputs) for one in (own, wider, alone)]
-        for extent, one, padded, of_last in zip(parts[0].extents, *(part.tensors for part in parts), strict=True):
-            for item, length in enumerate(self.lengths):
-                real = (item, slice(length)) if isinstance(extent, Rows) else (item,)
-                self._compare(padded[real], one[real], "padding")
-                if item == last:
-                    self._compare(of_last[(0, *real[1:])], one[real], "the other items of the batch, or on chance")
+        seen, unseen = (self._run(items, whole, self.length, moved=moved) for moved in (0, 1))
+        if all(same for item in items for same in self._same(seen, unseen, outputs, item)):
+            raise SpecError(f"rows past those that {self.layout.name} marks change nothing, whatever it marks")
+        for item in items:
+            alone = self._run([item], [cut[item]], cut[item])
+            if not all((*self._same(own, other, outputs, item), *self._same(own, wider, outputs, item))):
+                raise SpecError(f"an output depends on rows past those that {self.layout.name} marks")
+            if not all(self._same(own, alone, outputs, item, 0)):
+                raise SpecError("an output depends on the other items of the batch, or on chance")
+        wide = self._call(items, cut, self.length + PADDING)
         CaptureRulesMode(self.device, "it").watch(lambda: self.forward(**wide))
         rows = InputRows(self.name, tuple(self.batch.shape[2:]), self.batch.dtype)
         return BufferSpec(rows, self.layout, inputs=self.inputs, outputs=outputs, declared_by="recipe")
 
-    def _call(self, items: Sequence[int], length: int) -> dict[str, Any]:
-        """Return a call of some of the items, padded to a length."""
-        call = {name: one[[*items]] if name in self.of_items else one for name, one in self.tensors.items()}
-        fill = {self.name: 0} | ({self.layout.name: not self.layout.real} if isinstance(self.layout, Mask) else {})
-        for name, value in fill.items():
-            tensor = call[name][:, :length]
-            call[name] = tensor.new_full((len(items), length, *tensor.shape[2:]), value)
-            call[name][:, : tensor.shape[1]] = tensor
+    def _run(self, items: Sequence[int], lengths: Sequence[int], length: int, moved: int = 0) -> Any:
+        with torch.no_grad():
+            return self.forward(**self._call(items, lengths, length, moved))
+
+    def _call(self, items: Sequence[int], lengths: Sequence[int], length: int, moved: int = 0) -> dict[str, Any]:
+        """Return a call of some items, said to be of these lengths; `moved` chooses the rows behind the cut ones."""
+        at = [self.items[item] for item in items]
+        call = {name: one[at] if name in self.of_items else one for name, one in self.tensors.items()}
+        places = torch.arange(length, device=self.batch.device)
+        ends, cut = (
+            torch.tensor(each, device=self.batch.device) for each in (lengths, [self.lengths[item] for item in items])
+        )
+        real, cut = places < ends[:, None], places < cut[:, None]
+        source = torch.where(cut, places, (places + moved * (self.length // 3 + 1)) % self.length)
+        numbers = torch.tensor([*items], device=self.batch.device)[:, None]  # no two items have the same rows
+        call[self.name] = call[self.name][numbers - numbers[0], (source + numbers) % self.length]
+        if isinstance(self.layout, Mask):
+            call[self.layout.name] = (real == self.layout.real).to(self.layout.dtype)
+        else:
+            call[self.layout.name] = ends
         return call
+
+    def _same(self, one: Any, other: Any, outputs: Declared, item: int, at: int | None = None) -> Iterator[bool]:
+        """Yield for each output if two runs agree on what belongs to an item, at another place in the other run."""
+        first, second = flatten(one, outputs), flatten(other, outputs)
+        for extent, left, right in zip(first.extents, first.tensors, second.tensors, strict=True):
+            real = slice(self.lengths[item]) if isinstance(extent, Rows) else ...
+            there = item if at is None else at
+            yield difference(right[there, real], left[item, real]) is None
 
     def _outputs_of(self, own: Any, wider: Any) -> Declared:
         """Return the extents of outputs, from those of the call, and of one with more padding."""
         if isinstance(own, Tensor):
-            if own.shape[:2] == (len(self.lengths), self.length) and wider.shape[1:2] == (self.length + PADDING,):
+            if own.shape[:2] == (len(self.items), self.length) and wider.shape[1:2] == (self.length + PADDING,):
                 return Rows()
-            if own.shape[:1] == (len(self.lengths),) and own.shape == wider.shape:
+            if own.shape[:1] == (len(self.items),) and own.shape == wider.shape:
                 return Items()
             raise SpecError(f"an output {list(own.shape)} has an entry neither for each row nor for each item")
         if isinstance(own, CONSTANTS):
@@ -351,7 +408,3 @@ class _Padded(_CallModel):
         if isinstance(own, list | tuple):
             return [self._outputs_of(part, other) for part, other in zip(own, wider, strict=True)]
         raise SpecError(f"an output is a {type(own).__name__}: expected tensors")
-
-    def _compare(self, got: Tensor, expected: Tensor, on: str) -> None:
-        if (error := difference(got, expected)) is not None:
-            raise SpecError(f"as a padded batch, an output depends on {on} (relative L2 {error:.1e})")

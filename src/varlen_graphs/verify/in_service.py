@@ -53,6 +53,8 @@ class InService:
     def is_due(self, budgets: Sequence[Budget | None], graphs: GraphSet) -> bool:
         """Return True if a graph of these budgets is still to be compared."""
         if self._options.at_capture:
+            if len(budgets) > 1 and not graphs.split_compared:
+                return True
             for budget in budgets:  # a loop: a generator costs calls of its own
                 if budget and budget not in graphs.compared:
                     return True
@@ -71,6 +73,7 @@ class InService:
         except LayoutError:
             return output  # which is NaN, and the graph tells why
         right = self._verified(executor, call, layout, route, graphs, output, own)
+        graphs.split_compared = graphs.split_compared or len(route.batches) > 1
         graphs.compared.update(batch.budget for batch in route.batches if batch.budget is not None)
         return right
 
