@@ -329,6 +329,12 @@ def test_arguments_that_cannot_be_copied_run_eager():
         model(torch.randn(3, DIM), threading.Lock())
 
 
+def test_arguments_that_cannot_be_compared_run_eager():
+    model = vg.wrap(made(Odd, lambda x, others: x * 1), backend="tape")
+    with pytest.warns(UserWarning, match=r"takes \['others'\], which cannot be compared from call to call"):
+        model(torch.randn(3, DIM), object())
+
+
 def test_a_script_has_no_tower():
     with pytest.raises(vg.errors.SpecError, match="has no tower"):
         vg.wrap(torch.jit.script(nn.Sequential(nn.Linear(2, 2))))

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from functools import partial
-from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -117,9 +116,15 @@ class CallReader:
                 f"{self._name} takes {came}: expected a dense tensor [items, ...] first, and others beside it"
             )
         try:
-            return CallForm(tensors, deepcopy(form.fixed), form.more)
+            copied = deepcopy(form.fixed)
         except Exception as error:  # objects may refuse to be copied
             raise SpecError(f"{self._name} takes {[*form.fixed]}, which cannot be copied: {error!r}") from error
+        if unlike := [name for name, value in copied.items() if not alike(value, form.fixed[name])]:
+            raise SpecError(
+                f"{self._name} takes {unlike}, which cannot be compared from call to call: expected numbers, strings "
+                "and the like, and lists and dicts of these"
+            )
+        return CallForm(tensors, copied, form.more)
 
 
 class Learned(NamedTuple):
@@ -168,6 +173,8 @@ def learn(module: nn.Module, form: CallForm) -> Learned:
     for model in _models(Shadow(target).module, tables, form.tensors):
         try:
             spec = model.declare()
+        except CaptureError:  # no other way would help
+            break
         except Exception as error:  # the module may raise anything for a batch that it does not take
             what = str(error) if isinstance(error, VarlenGraphsError) else repr(error)
             failures.setdefault(" ".join(what.splitlines()[:2]))
@@ -278,8 +285,9 @@ def _models(module: nn.Module, tables: list[CachedTable], tensors: Mapping[str, 
     of_items = [one for one, tensor in others if tensor.shape[:1] == batch.shape[:1]]
     for layout in _layouts(batch, dict(others)):
         yield _Padded(module, tables, tensors, {name, *of_items}, layout)
-    for fitting in product((True, False), repeat=len(of_items)):  # at a batch of one both may fit
-        some = {one for one, fits in zip(of_items, fitting, strict=True) if fits}
+    # At a batch of one, or as many as something else has entries, a tensor may belong to the call all the same.
+    without = [{*of_items} - {one} for one in of_items] + [set[str]()] * (len(of_items) > 1)
+    for some in ({*of_items}, *without):
         yield _OfOneSize(module, tables, tensors, {name, *some}, {name})
 
 
@@ -289,7 +297,7 @@ def _layouts(batch: Tensor, others: Mapping[str, Tensor]) -> Iterator[Mask | Len
         if batch.dim() < 2 or not len(batch) or tensor.is_floating_point():
             continue
         if tensor.shape == batch.shape[:2]:
-            firsts = {int(value) for value in tensor[:, 0]}
+            firsts = {*tensor[:, 0].tolist()}
             if len(firsts) == 1 and bool(((tensor == 0) | (tensor == 1)).all()):
                 yield Mask(name, dtype=tensor.dtype, real=bool(firsts.pop()))
         elif tensor.shape == batch.shape[:1] and tensor.dtype is torch.int64 and int(tensor.max()) == batch.shape[1]:
