@@ -19,8 +19,10 @@ LADDER = vg.budgets.PaddedLadder(batch=4, length=48, step=2.0)
 
 
 def wrapped(module, budgets=None):
+    """Wrap a module, for padded batches if there are budgets of these."""
     own = copy.deepcopy(module)
-    return vg.wrap(module, budgets, backend="tape"), own
+    more = {} if budgets is None else {"padded": True}
+    return vg.wrap(module, budgets, backend="tape", **more), own
 
 
 def images(count, side=12):
@@ -275,8 +277,9 @@ class Leaks(nn.Module):
 
 @pytest.mark.parametrize("how", ["convolution", "sum", "product", "types"])
 @pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
-def test_what_looks_like_a_mask_changes_no_real_row(how, left):
-    model, own = wrapped(made(Leaks, how), LADDER if how == "convolution" else None)
+@pytest.mark.parametrize("padded", [False, True], ids=["", "padded"])
+def test_what_looks_like_a_mask_changes_no_real_row(how, left, padded):
+    model, own = wrapped(made(Leaks, how), LADDER if padded else None)
     for lengths in ([12, 12], [5, 12], [12, 3], [1, 12]):
         mask = torch.arange(12) < torch.tensor(lengths)[:, None]
         call = torch.randn(2, 12, DIM), mask.flip(1) if left else mask
@@ -284,11 +287,22 @@ def test_what_looks_like_a_mask_changes_no_real_row(how, left):
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8], ids=str)
-def test_steps_that_look_like_lengths_stay_what_they_are(dtype):
-    model, own = wrapped(made(Leaks, "types"))
+@pytest.mark.parametrize("padded", [False, True], ids=["", "padded"])
+def test_steps_that_look_like_lengths_stay_what_they_are(dtype, padded):
+    model, own = wrapped(made(Leaks, "types"), LADDER if padded else None)
     for steps in ([6, 2], [5, 3], [6, 6]):
         call = torch.randn(2, 6, DIM), torch.tensor(steps, dtype=dtype)
         torch.testing.assert_close(model(*call), own(*call))
+
+
+@pytest.mark.parametrize("real", [True, False, None], ids=["mask", "padding mask", "lengths"])
+def test_by_default_padding_is_what_the_module_makes_of_it(real):
+    model, own = wrapped(made(Sequences, real, "both"))
+    for lengths in ([20, 7, 13], [33], [20, 20, 1]):
+        call = torch.randn(len(lengths), max(lengths), DIM), about(lengths, real)
+        torch.testing.assert_close(model(*call), own(*call))
+    assert replays(model) == 3
+    assert not eager(model)
 
 
 class Writes(nn.Module):
@@ -345,3 +359,23 @@ def test_a_batch_in_several_replays_is_compared_once():
     for count in (3, 8, 32, 40):
         call = torch.randn(count, DIM)
         torch.testing.assert_close(model(call), own(call))
+
+
+class Pools(nn.Module):
+    """A method that reads all rows of a part, those of padding too; and a part that returns its mask."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = Sequences(real=False, output="both")
+
+    def embed(self, x, padding):
+        rows, first = self.layers(x, padding)
+        return rows.mean(1) + first, padding
+
+
+def test_rows_of_padding_that_others_read_are_those_of_the_module():
+    model, own = wrapped(made(Pools))
+    for lengths in ([6, 3], [6, 6], [2, 6]):
+        call = torch.randn(2, 6, DIM), about(lengths, False)
+        torch.testing.assert_close(model.embed(*call), own.embed(*call))
+    assert replays(model) == 3

@@ -43,7 +43,7 @@ def wrap(model: M, budgets: Budgets | Mapping[str, Budgets] | None = None, **opt
         budgets: As for `GraphedEncoder`, for all towers; or a mapping from the path of a tower, such as
             `"model.visual"`, to its budgets. `None`, or a tower without an entry, uses the default of the recipe.
         **options: Other arguments of `GraphedEncoder` for all towers, such as `backend`, `memory`, `capture` or
-            `verify`.
+            `verify`; for a model that its first call tells, `padded` of `recipes.by_call`, too.
 
     Returns:
         The model.

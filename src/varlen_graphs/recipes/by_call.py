@@ -21,30 +21,33 @@ FORMS = 16
 """Forms of calls that an encoder learns from; calls of more run eager."""
 
 
-def by_call(module: Any, budgets: Budgets | None = None, *, call: Mapping[str, Any], **options: Any) -> "CallEncoder":
+def by_call(
+    module: Any, budgets: Budgets | None = None, *, call: Mapping[str, Any], padded: bool = False, **options: Any
+) -> "CallEncoder":
     """Graph a module that takes a batch, declared by one of its calls: towers of timm, torchvision, Whisper and others.
 
         encoder = vg.recipes.by_call(model, call={"x": images})
         features = encoder(images)
 
     The first tensor of the call is the batch, `[items, ...]`; of the others, those with as many entries belong to its
-    items, and the rest to the call. If one of them is a mask `[items, length]` that marks the first rows of each item,
-    or all but these, or has the lengths of items (int64 `[items]`), and keeps the module from the rows behind, the
-    batch is a padded one, and graphs of a few lengths serve all; outputs then hold zeros past the end of an item.
-    Otherwise each shape of an item has graphs of its own.
+    items, and the rest to the call. Each shape of an item has graphs of its own, over the batch as it comes.
 
     This function runs the module on items made of those of the call, infers the extents of its outputs, and checks that
-    no output depends on the other items of a batch, nor on padding, that the module writes to no argument, and that it
-    can be captured. Calls of other
+    no output depends on the other items of a batch, that the module writes to no argument, and that it can be captured.
+    Calls of other
     forms, with other arguments beside the batch or tensors of other shapes, are learned from as they come, up to
     `FORMS`; what cannot be graphed runs eager. The runs are those of a copy that shares the weights, and sync with the
     host.
 
     Args:
         module: The module, on its device, in its dtype, and in evaluation mode.
-        budgets: Batch sizes; `None` is `[1, 2, 4, 8, 16, 32]`. For padded batches a `PaddedLadder`, which in place of
+        budgets: Batch sizes; `None` is `[1, 2, 4, 8, 16, 32]`. For `padded` batches a `PaddedLadder`, which in place of
             anything else is one of items of 512 rows, or as many as the call has.
         call: The arguments of a call by name.
+        padded: If True, a mask `[items, length]` that marks the first rows of each item, or all but these, or lengths
+            of items (int64 `[items]`) make the batch a padded one, if trying shows that they keep the module from the
+            rows behind. Graphs of a few lengths then serve all calls, and outputs hold zeros past the end of an item,
+            which nobody may read.
         **options: Other arguments of `GraphedEncoder`, such as `backend`, `memory`, `capture` or `verify`.
 
     Raises:
@@ -56,7 +59,8 @@ def by_call(module: Any, budgets: Budgets | None = None, *, call: Mapping[str, A
         name = type(module).__name__
         raise SpecError(f"{name} is in training mode, in which it does not repeat its outputs: call model.eval() first")
     reader = CallReader(module, module.forward)
-    return CallEncoder(module, reader, learn(module, reader.to_learn(reader.read((), call))), budgets, options)
+    learned = learn(module, reader.to_learn(reader.read((), call)), padded)
+    return CallEncoder(module, reader, learned, budgets, options, padded)
 
 
 class _Refused(NamedTuple):
@@ -76,16 +80,18 @@ class CallEncoder(SeveralEncoders):
         learned: What calls of the first form are graphed by.
         budgets: Budgets of all.
         options: Options of all.
+        padded: True if batches may be padded ones.
 
     Attributes:
         as_it_was: Context in which the forward of the module is its own, which `vg.wrap` replaces.
     """
 
     def __init__(
-        self, module: nn.Module, reader: CallReader, learned: Learned, budgets: Budgets | None, options: dict[str, Any]
-    ) -> None:
+        self, module: nn.Module, reader: CallReader, learned: Learned, budgets: Budgets | None,
+        options: dict[str, Any], padded: bool,
+    ) -> None:  # fmt: skip
         super().__init__(learned.module, learned.budgets(budgets), learned.spec, **options | learned.options)
-        self._reader = reader
+        self._reader, self._padded = reader, padded
         self._called, self._call = (module,), module.forward  # in a tuple: it may be inside of `learned.module`
         self._budgets_asked, self._options = budgets, options
         self._learned: tuple[Learned, ...] = (learned,)
@@ -136,11 +142,12 @@ class CallEncoder(SeveralEncoders):
         if len(self._learned) + len(self._refused) >= FORMS:
             raise SpecError(
                 f"{type(module).__name__} was called in {FORMS} forms before, with other arguments or tensors of other "
-                "shapes: expected a few; declare what changes, see docs/declarations.md"
+                "shapes: expected a few; try padded=True for sequences with a mask, or declare what changes, see "
+                "docs/declarations.md"
             )
         with self.as_it_was():
             try:
-                learned = learn(module, self._reader.to_learn(form))
+                learned = learn(module, self._reader.to_learn(form), self._padded)
             except SpecError as error:
                 self._refused += (_Refused(tensors, deepcopy(form.fixed), error.with_traceback(None)),)
                 raise

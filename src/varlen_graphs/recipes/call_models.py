@@ -160,8 +160,10 @@ class Learned(NamedTuple):
         return budgets if self.ladder is None or isinstance(budgets, PaddedLadder) else self.ladder
 
 
-def learn(module: nn.Module, form: CallForm) -> Learned:
+def learn(module: nn.Module, form: CallForm, padded: bool) -> Learned:
     """Return what calls of a form are graphed by, found by running a shadow of the module on their items. Syncs.
+
+    Only if `padded`, a batch may be understood as a padded one.
 
     Raises:
         SpecError: They cannot be graphed.
@@ -170,7 +172,7 @@ def learn(module: nn.Module, form: CallForm) -> Learned:
     target = _with_arguments(module, form.fixed) if form.fixed else module
     _check_arguments_stay(Shadow(module).module, form)
     tables = [*cached_tables(module, device_of(module))]
-    for model in _models(Shadow(target).module, tables, form.tensors):
+    for model in _models(Shadow(target).module, tables, form.tensors, padded):
         try:
             spec = model.declare()
         except CaptureError:  # no other way would help
@@ -279,11 +281,13 @@ class _CallModel(BatchModel):
         return found
 
 
-def _models(module: nn.Module, tables: list[CachedTable], tensors: Mapping[str, Tensor]) -> Iterator[_CallModel]:
+def _models(
+    module: nn.Module, tables: list[CachedTable], tensors: Mapping[str, Tensor], padded: bool
+) -> Iterator[_CallModel]:
     """Yield ways to understand a call, the more general first."""
     (name, batch), *others = tensors.items()
     of_items = [one for one, tensor in others if tensor.shape[:1] == batch.shape[:1]]
-    for layout in _layouts(batch, dict(others)):
+    for layout in _layouts(batch, dict(others)) if padded else ():
         yield _Padded(module, tables, tensors, {name, *of_items}, layout)
     # At a batch of one, or as many as something else has entries, a tensor may belong to the call all the same.
     without = [{*of_items} - {one} for one in of_items] + [set[str]()] * (len(of_items) > 1)

@@ -12,10 +12,10 @@ from tests.support.gpu import on_gpus
 pytestmark = on_gpus()
 
 
-def wrapped(module):
+def wrapped(module, **options):
     module = module.to("cuda")
     own = copy.deepcopy(module)
-    return vg.wrap(module), own
+    return vg.wrap(module, **options), own
 
 
 def replays(model):
@@ -36,7 +36,7 @@ def test_batches_and_forms_replay():
 @pytest.mark.parametrize("real", [True, False, None], ids=["mask", "padding mask", "lengths"])
 @torch.no_grad()
 def test_padded_batches_replay(real):
-    model, own = wrapped(made(Sequences, real))
+    model, own = wrapped(made(Sequences, real), padded=True)
     for lengths in ([20, 7, 13], [33], [5, 5], [40, 1]):
         call = torch.randn(len(lengths), max(lengths), DIM, device="cuda"), about(lengths, real).to("cuda")
         ours, expected = model(*call), own(*call)
