@@ -349,6 +349,13 @@ def test_arguments_that_cannot_be_compared_run_eager():
         model(torch.randn(3, DIM), object())
 
 
+def test_an_option_that_there_is_not_is_told_at_once():
+    module = made(Classifier)
+    with pytest.raises(TypeError, match="bakend"):
+        vg.wrap(module, bakend="tape")
+    assert "forward" not in vars(module)
+
+
 def test_a_script_has_no_tower():
     with pytest.raises(vg.errors.SpecError, match="has no tower"):
         vg.wrap(torch.jit.script(nn.Sequential(nn.Linear(2, 2))))

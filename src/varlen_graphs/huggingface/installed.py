@@ -37,7 +37,7 @@ NOT_CAPTURED = "its capture failed"
 """Reason of eager runs of a tower without a recipe after its first capture failed."""
 
 TRIES = 4
-"""Calls from which a tower is tried to be understood, where calls tell: the first may be none that it takes."""
+"""Number of calls that an encoder may be learned from before the tower stays eager: it may refuse the first itself."""
 
 BEING_MADE = "its encoder was being made"
 """Reason of eager runs in other threads meanwhile."""

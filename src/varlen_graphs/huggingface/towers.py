@@ -1,5 +1,6 @@
 """Towers of a whole model: which can be graphed and how, and why others cannot."""
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -7,6 +8,7 @@ import torch
 from torch import nn
 
 from varlen_graphs.budgets.ladder import Budgets
+from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import SpecError
 from varlen_graphs.huggingface.installed import Understood, installed
 from varlen_graphs.layouts.dtypes import why_not_loaded
@@ -82,14 +84,16 @@ def find_towers(
     return towers, refused
 
 
-def understood_by_calls(model: nn.Module) -> Iterator[tuple[str, Understood]]:
+def understood_by_calls(model: nn.Module, options: Mapping[str, Any]) -> Iterator[tuple[str, Understood]]:
     """Yield a module that is no model of transformers, and the stacks of layers right inside of it, with their paths.
 
     The first that is called, and that its call shows how to graph, gets an encoder.
 
     Raises:
         SpecError: Weights are where no graph can read them.
+        TypeError: There is no such option.
     """
+    inspect.signature(GraphedEncoder).bind_partial(**{name: one for name, one in options.items() if name != "padded"})
     for path, module in (("", model), *model.named_children()):
         stacks = any(isinstance(part, STACKS) for part in module.modules())
         is_script = isinstance(module, torch.jit.ScriptModule)  # which does not tell its arguments

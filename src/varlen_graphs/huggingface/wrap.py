@@ -60,7 +60,7 @@ def wrap(model: M, budgets: Budgets | Mapping[str, Budgets] | None = None, **opt
     for_all = None if isinstance(budgets, Mapping) else budgets
     towers, refused = find_towers(model, lambda path: by_path.get(path, for_all), _capturing(options, warmup=None))
     if not (towers or refused or is_model(model)):
-        towers = dict(understood_by_calls(model))
+        towers = dict(understood_by_calls(model, options))
     if not towers:
         raise SpecError(_no_tower(model, refused))
     if unknown := sorted(by_path.keys() - towers.keys()):

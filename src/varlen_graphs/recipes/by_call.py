@@ -18,7 +18,7 @@ from varlen_graphs.recipes.tower_encoder import SeveralEncoders, options_of_othe
 from varlen_graphs.recipes.towers import check_loaded
 
 FORMS = 16
-"""Forms of calls that an encoder learns from; calls of more run eager."""
+"""Number of forms of calls that an encoder learns from."""
 
 
 def by_call(
@@ -34,10 +34,9 @@ def by_call(
 
     This function runs the module on items made of those of the call, infers the extents of its outputs, and checks that
     no output depends on the other items of a batch, that the module writes to no argument, and that it can be captured.
-    Calls of other
-    forms, with other arguments beside the batch or tensors of other shapes, are learned from as they come, up to
-    `FORMS`; what cannot be graphed runs eager. The runs are those of a copy that shares the weights, and sync with the
-    host.
+    The runs are those of a copy that shares the weights, and sync with the host. Calls of other forms, with other
+    arguments or with tensors of other shapes beside the batch, are learned from as they come, up to `FORMS`; those that
+    cannot be graphed raise, and `vg.wrap` runs them eager.
 
     Args:
         module: The module, on its device, in its dtype, and in evaluation mode.

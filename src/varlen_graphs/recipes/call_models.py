@@ -1,4 +1,4 @@
-"""What a call tells of a module: that it takes a batch of items of one size, or a padded one, and its declaration."""
+"""Read a call of a module, and find by running it whether it takes a batch of one size or a padded one."""
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -128,7 +128,7 @@ class CallReader:
 
 
 class Learned(NamedTuple):
-    """What calls of one form are graphed by.
+    """Result of `learn`: the module and the declaration by which calls of one form are graphed.
 
     Attributes:
         tensors: What tensors these calls bring, by name.
