@@ -14,8 +14,7 @@ import torch
 
 _PACKAGE = Path(__file__).parent.parent
 _DOCTOR = f"{_PACKAGE / 'doctor'}{os.sep}"
-_PROBES = tuple(str(_PACKAGE / "recipes" / name) for name in ("batch_model.py", "call_models.py"))
-_RUNNERS = (_DOCTOR, f"{_PACKAGE / 'graphs'}{os.sep}", *_PROBES)
+_RUNNERS = (_DOCTOR, f"{_PACKAGE / 'graphs'}{os.sep}", f"{_PACKAGE / 'recipes' / 'probes'}{os.sep}")
 """Files that run modules: beyond them is no code of a module."""
 _ROOMS = ("attention", "capture", "dispatch", "huggingface", "kernels", "shadows", "verify")
 _LIBRARIES = (

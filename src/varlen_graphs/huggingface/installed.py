@@ -21,7 +21,7 @@ from varlen_graphs.capture.torch_modes import active_mode, watcher
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import CaptureError, CompilerError, InputError, LayoutError, SpecError, warn
 from varlen_graphs.recipes.by_call import CallEncoder, by_call
-from varlen_graphs.recipes.call_models import CallReader
+from varlen_graphs.recipes.probes.call_models import CallReader
 from varlen_graphs.recipes.registry import METHODS, Method, Recipe
 from varlen_graphs.recipes.tower_encoder import SeveralEncoders
 from varlen_graphs.stats import Stats

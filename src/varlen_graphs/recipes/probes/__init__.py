@@ -1,0 +1,1 @@
+"""Runs of modules on small batches, from which recipes tell how to declare them."""
