@@ -8,14 +8,18 @@ copy of the tower as the tower's own run.
   resampler with the mathematics of those that come with the weights, slices padded to a batch, on sdpa.
 - *exact graph*: the same, captured at the exact shape with its metadata computed ahead; the replay alone. Where the
   tower cannot be captured even so, the reason stands in its place.
-- *graphed*: the recipe with the default budgets.
+- *graphed*: the recipe.
+- *automatic*: `vg.recipes.generic` or `vg.recipes.by_batch`, which is what `vg.wrap` would do without the recipe. Where
+  it refuses the tower, the reason stands in its place.
+
+Both have the default budgets that the inputs need.
 """
 
 import argparse
 import copy
 import importlib
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -62,10 +66,28 @@ class Family:
 
 SIGLIP = "SigLIP 2 so400m, NaFlex"
 
+TILES = {
+    "SmolVLM-500M": ("smolvlm", "SmolVLMVisionConfig", "SmolVLMVisionTransformer", {
+        "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12,
+        "image_size": 512, "patch_size": 16,
+    }),
+    "Idefics3-8B": ("idefics3", "Idefics3VisionConfig", "Idefics3VisionTransformer", {
+        "hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27, "num_attention_heads": 16,
+        "image_size": 364, "patch_size": 14,
+    }),
+}  # fmt: skip
+"""Towers of tiles of one size: package, configuration, class and sizes."""
+
+TILE_COUNTS = (1, 5, 13)
+"""Tiles of an image that is not split, and of two that are."""
+
 MINICPM = {"MiniCPM-V 2.6": ("2.6", 3584), "MiniCPM-V 4.5": ("4.5", 4096)}
 """Version and width of the language model."""
 
 FAMILIES = {
+    "Qwen3-VL-8B": Family(
+        "qwen3_vl", "Qwen3VLVisionConfig", "Qwen3VLVisionModel", vg.recipes.qwen3_vl, {"out_hidden_size": 4096}, 16,
+    ),
     "Qwen2-VL-7B": Family(
         "qwen2_vl", "Qwen2VLVisionConfig", "Qwen2VisionTransformerPretrainedModel", vg.recipes.qwen2_vl,
     ),
@@ -91,7 +113,7 @@ SIDES: dict[str, tuple[int, ...]] = {
 def main() -> None:
     """Run the benchmark, print it, and write it as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    names = [*FAMILIES, *MINICPM, SIGLIP]
+    names = [*FAMILIES, *TILES, *MINICPM, SIGLIP]
     parser.add_argument("--families", nargs="+", choices=names, default=names)
     parser.add_argument("--repeats", type=int, default=12)
     parser.add_argument("--json", type=Path)
@@ -105,7 +127,7 @@ def main() -> None:
             result["rows"].append({"family": name, **row})
             write_json(options.json, result)
             print(result["rows"][-1], flush=True)
-    header = ("family", "input", "rows", "eager_ms", "exact_ms", "graphed_ms", "padding")
+    header = ("family", "input", "rows", "eager_ms", "exact_ms", "automatic_ms", "graphed_ms", "padding")
     print(table(header, [[row.get(key) for key in header] for row in result["rows"]]))
 
 
@@ -113,6 +135,8 @@ def run(name: str, repeats: int) -> list[dict[str, Any]]:
     """The rows of a family."""
     if name == SIGLIP:
         return run_siglip(repeats)
+    if name in TILES:
+        return run_tiles(*TILES[name], repeats)
     return run_minicpm(*MINICPM[name], repeats) if name in MINICPM else run_family(FAMILIES[name], repeats)
 
 
@@ -124,9 +148,25 @@ def run_family(family: Family, repeats: int) -> list[dict[str, Any]]:
     kind = getattr(importlib.import_module(f"{folder}.modeling_{family.package}"), family.tower)
     tower = kind._from_config(config, dtype=torch.bfloat16).cuda().eval()
     reference = copy.deepcopy(tower).float()
-    encoder = family.recipe(tower)
+    grids = {name: grid_of(family, name) for name in SIDES}
+    budgets = needed([sum(h * w for _, h, w in grid) for grid in grids.values()])
+    encoder, automatic = family.recipe(tower, budgets), understood(vg.recipes.generic, tower, budgets)
     with ways.attention(tower, ways.FLASH2):
-        return [run_input(tower, reference, encoder, name, grid_of(family, name), repeats) for name in SIDES]
+        return [run_input(tower, reference, encoder, automatic, name, grids[name], repeats) for name in SIDES]
+
+
+def needed(counts: Iterable[int]) -> list[int]:
+    """The default budgets that calls of so many rows need."""
+    ladder = vg.budgets.Ladder().row_counts()
+    return sorted({next(rows for rows in ladder if rows >= count) for count in counts})
+
+
+def understood(recipe: Callable[..., vg.GraphedEncoder], tower: Any, budgets: Any) -> vg.GraphedEncoder | str:
+    """An encoder of the automatic path, or why it refuses the tower."""
+    try:
+        return recipe(tower, budgets)
+    except vg.errors.SpecError as refused:
+        return reason(refused)
 
 
 def grid_of(family: Family, name: str) -> list[tuple[int, int, int]]:
@@ -135,8 +175,9 @@ def grid_of(family: Family, name: str) -> list[tuple[int, int, int]]:
 
 
 def run_input(
-    tower: Any, reference: Any, encoder: vg.GraphedEncoder, name: str, items: list[tuple[int, int, int]], repeats: int
-) -> dict[str, Any]:
+    tower: Any, reference: Any, encoder: vg.GraphedEncoder, automatic: vg.GraphedEncoder | str, name: str,
+    items: list[tuple[int, int, int]], repeats: int,
+) -> dict[str, Any]:  # fmt: skip
     """Check and time the systems on one input."""
     grid = torch.tensor(items, device="cuda")
     count = int(grid.prod(-1).sum())
@@ -146,36 +187,38 @@ def run_input(
         with torch.no_grad():
             return tower(rows, grid_thw=grid)
 
-    def graphed() -> Any:
-        return encoder(rows, grid_thw=grid)
-
     def exact() -> Callable[[], Any]:
         arguments = precomputed(tower, grid)
         return lambda: tower(rows, grid_thw=grid, **arguments)
 
     with torch.no_grad(), ways.attention(reference, "sdpa"):
         expected = tensors(reference(rows.float(), grid_thw=grid))
-    return {"input": name, "rows": count, **time_systems(eager, graphed, exact, expected, encoder, count, repeats)}
+    graphs = {"graphed": lambda: encoder(rows, grid_thw=grid)}
+    failures = {"automatic_failed": automatic} if isinstance(automatic, str) else {}
+    if not isinstance(automatic, str):
+        graphs["automatic"] = lambda: automatic(rows, grid_thw=grid)
+    times = time_systems(eager, graphs, exact, expected, encoder, count, repeats)
+    return {"input": name, "rows": count, **failures, **times}
 
 
 def time_systems(
     eager: Callable[[], Any],
-    graphed: Callable[[], Any],
+    graphs: Mapping[str, Callable[[], Any]],
     exact: Callable[[], Callable[[], Any]],
     expected: list[Tensor],
     encoder: vg.GraphedEncoder,
     count: int,
     repeats: int,
 ) -> dict[str, Any]:
-    """Check and time an eager call, a graphed one, and the exact graph of what `exact` prepares, in turn."""
+    """Check and time an eager call, those of encoders, and the exact graph of what `exact` prepares, in turn."""
     eager_error = distance(tensors(eager()), expected)
-    error = distance(tensors(graphed()), expected)
-    row: dict[str, Any] = {"error": error, "eager_error": eager_error}
+    errors = {system: distance(tensors(run()), expected) for system, run in graphs.items()}
+    row: dict[str, Any] = {"error": max(errors.values()), "eager_error": eager_error}
     try:
-        check(error, eager_error)
+        check(row["error"], eager_error)
     except WrongResultError as failure:
         return row | {"failed": reason(failure)}
-    runs = {"eager": eager, "graphed": graphed}
+    runs = {"eager": eager, **graphs}
     try:
         runs["exact"] = ways.Replay(exact())
     except Exception as failure:
@@ -201,7 +244,8 @@ def run_minicpm(version: str, dim: int, repeats: int) -> list[dict[str, Any]]:
     for buffer in ("pos_embed", "temporal_pos_embed"):  # the original keeps them in float32
         if hasattr(resampler, buffer):
             setattr(resampler, buffer, getattr(reference[1], buffer))
-    encoder = vg.recipes.minicpmv(vpm, resampler)
+    budgets = needed([sum((side // 14) ** 2 for side in sides) for sides in SIDES.values()])
+    encoder = vg.recipes.minicpmv(vpm, resampler, budgets)
     rows = []
     for name, sides in SIDES.items():
         layout = [(side // 14, side // 14) for side in sides]
@@ -210,7 +254,7 @@ def run_minicpm(version: str, dim: int, repeats: int) -> list[dict[str, Any]]:
         patches, grid = vg.recipes.pack_slices(half), torch.tensor(layout, device="cuda")
         row = time_systems(
             lambda half=half, layout=layout: minicpm.original(vpm, resampler, half, layout),
-            lambda patches=patches, grid=grid: encoder(patches, tgt_sizes=grid),
+            {"graphed": lambda patches=patches, grid=grid: encoder(patches, tgt_sizes=grid)},
             lambda half=half, layout=layout: minicpm.blocks(vpm, resampler, half, layout),
             [minicpm.original(*reference, [one.float() for one in half], layout)],
             encoder, len(patches), repeats,
@@ -234,7 +278,7 @@ def run_siglip(repeats: int) -> list[dict[str, Any]]:
     torch.manual_seed(0)
     tower = Siglip2VisionModel._from_config(Siglip2VisionConfig(**sizes), dtype=torch.bfloat16).cuda().eval()
     reference = copy.deepcopy(tower).float()
-    encoder = vg.recipes.siglip2(tower)
+    encoder = vg.recipes.siglip2(tower, needed([sum((side // 16) ** 2 for side in sides) for sides in SIDES.values()]))
     parts = getattr(tower, "vision_model", tower)
     rows = []
     for name, sides in SIDES.items():
@@ -266,9 +310,43 @@ def run_siglip(repeats: int) -> list[dict[str, Any]]:
         with torch.no_grad():
             expected = tensors(reference(pixels.float(), **call))
         row = time_systems(
-            eager, lambda pixels=pixels, call=call: encoder(pixels, **call), exact, expected, encoder, count, repeats
-        )
+            eager, {"graphed": lambda pixels=pixels, call=call: encoder(pixels, **call)}, exact, expected, encoder,
+            count, repeats,
+        )  # fmt: skip
         rows.append({"input": name, "rows": count, **row})
+    return rows
+
+
+def run_tiles(package: str, config: str, kind: str, sizes: dict[str, Any], repeats: int) -> list[dict[str, Any]]:
+    """A row for each number of tiles, on sdpa."""
+    folder = f"transformers.models.{package}"
+    torch.manual_seed(0)
+    settings = getattr(importlib.import_module(f"{folder}.configuration_{package}"), config)(**sizes)
+    model = getattr(importlib.import_module(f"{folder}.modeling_{package}"), kind)
+    tower = model._from_config(settings, dtype=torch.bfloat16).cuda().eval()
+    reference = copy.deepcopy(tower).float()
+    patches = (settings.image_size // settings.patch_size) ** 2
+    encoder = vg.recipes.idefics(tower, needed([count * patches for count in TILE_COUNTS]))
+    automatic = vg.recipes.by_batch(tower)
+    rows = []
+    for count in TILE_COUNTS:
+        pixels = torch.randn(count, 3, *[settings.image_size] * 2, device="cuda", dtype=torch.bfloat16)
+
+        def eager(pixels: Tensor = pixels) -> Any:
+            with torch.no_grad():
+                return tower(pixels)
+
+        def exact(eager: Callable[[], Any] = eager) -> Callable[[], Any]:
+            return eager
+
+        with torch.no_grad():
+            expected = [reference(pixels.float()).last_hidden_state]
+        graphs = {
+            "graphed": lambda pixels=pixels: encoder(pixels),
+            "automatic": lambda pixels=pixels: automatic(pixels),
+        }
+        row = time_systems(eager, graphs, exact, expected, encoder, count * patches, repeats)
+        rows.append({"input": f"{count} tiles", "rows": count * patches, **row})
     return rows
 
 
@@ -284,7 +362,9 @@ def precomputed(tower: Any, grid: Tensor) -> dict[str, Any]:
 
 def tensors(output: Any) -> list[Tensor]:
     """What a language model gets of an output."""
-    return [output if isinstance(output, Tensor) else output.pooler_output]
+    if isinstance(output, Tensor):
+        return [output]
+    return [output.last_hidden_state if output.get("pooler_output") is None else output.pooler_output]
 
 
 if __name__ == "__main__":

@@ -17,15 +17,12 @@ pytest.importorskip("vllm", reason="vLLM is not installed: make test-engines")
 import tests.engines.vllm_setup  # noqa: F401
 
 # isort: split
-from transformers import SiglipVisionConfig
 from vllm.config import CompilationConfig, set_current_vllm_config
 from vllm.config.lora import LoRAConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.custom_op import op_registry_oot
 from vllm.model_executor.layers.attention.mm_encoder_attention import MMEncoderAttention
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
-from vllm.model_executor.model_loader.utils import process_weights_after_loading
-from vllm.model_executor.models.siglip import SiglipVisionModel
 from vllm.model_executor.models.vision import run_dp_sharded_mrope_vision_model
 from vllm.plugins import load_plugins_by_group
 from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -46,9 +43,7 @@ from tests.engines.vllm_models import (
 from tests.support.ranks import ROOT, run_group
 from tests.support.towers import distance
 from varlen_graphs.engines.vllm import register
-from varlen_graphs.engines.vllm.attention import VarlenAttention
 from varlen_graphs.engines.vllm.graphed import graph_towers
-from varlen_graphs.engines.vllm.registration import register_attention
 from varlen_graphs.engines.vllm.settings import read_settings
 from varlen_graphs.serving import assemble
 
@@ -61,10 +56,7 @@ GRIDS = (
     [(2, 12, 8), (1, 8, 12)],  # two replays
 )
 
-ATTENTION = {"attention": True}
-
 register()
-register_attention()
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -188,12 +180,6 @@ def test_the_data_parallel_path_reaches_the_graphs(pairs, kind):
     assert replays(graphed) == before + 1
 
 
-def test_encoders_outside_of_graphs_run_the_attention_of_vllm(pairs):
-    plain, graphed = pairs("qwen3_vl")
-    assert not vg.encoders(plain)
-    assert {model.visual.blocks[0].attn.attn.why_not for model in (plain, graphed)} == {"it is not asked for"}
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_towers_of_the_transformers_backend_are_graphed(folders, kind):
     on = engine_config(folders[kind], TAPE, model_impl="transformers")
@@ -210,28 +196,6 @@ def test_towers_of_the_transformers_backend_are_graphed(folders, kind):
         assert max(map(distance, graphed.embed_multimodal(**call), plain.embed_multimodal(**call))) < TOLERANCE
     assert replays(graphed) == 3
     assert not encoder_of(graphed).stats.eager
-
-
-@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (4, 2)])
-def test_attention_is_that_of_vllm(folders, heads, kv_heads):
-    made = []
-    for switch in (None, True, ATTENTION):
-        with set_current_vllm_config(engine_config(folders["qwen3_vl"], switch)):
-            made.append(MMEncoderAttention(heads, 16, num_kv_heads=kv_heads))
-    assert [one.why_not for one in made] == ["it is not asked for", "it is not asked for", None]
-    theirs, _, ours = made
-    q, k, v = (torch.randn(2, 30, count, 16) for count in (heads, kv_heads, kv_heads))
-    flat = [x.flatten(2) for x in (q, k, v)]
-    assert distance(ours(q, k, v), theirs(q, k, v)) < TOLERANCE
-    assert distance(ours(*flat), theirs(*flat)) < TOLERANCE
-    assert distance(ours(q, k[:, :11], v[:, :11]), theirs(q, k[:, :11], v[:, :11])) < TOLERANCE
-    one = [x[:1] for x in (q, k, v)]
-    for ends in ([30], [7, 30], [1, 2, 20, 30]):
-        segments = torch.tensor([0, *ends], dtype=torch.int32)
-        longest = segments.diff().max()
-        for bound in (longest, torch.tensor(0), None):  # what its backends have
-            assert distance(ours(*one, segments, bound), theirs(*one, segments, bound)) < TOLERANCE
-    assert ours(*[x.flatten(2) for x in one], segments, longest).shape == (1, 30, heads * 16)
 
 
 def test_towers_stay_on_each_gpu_or_are_refused(folders, tmp_path):
@@ -259,8 +223,7 @@ def worker_of(folder, switch, **model):
     return wrapper.worker.model_runner.get_model()
 
 
-def test_the_profiling_run_captures_all_graphs_and_no_call_another(folders, monkeypatch):
-    monkeypatch.delitem(op_registry_oot, "MMEncoderAttention")
+def test_the_profiling_run_captures_all_graphs_and_no_call_another(folders):
     model = worker_of(folders["qwen3_vl"], TAPE)
     encoder = encoder_of(model)
     assert "MMEncoderAttention" not in op_registry_oot  # which is of the process
@@ -393,8 +356,7 @@ def test_engines_that_promise_bits_are_left_alone(folders, monkeypatch):
     assert any("VLLM_BATCH_INVARIANT=1 asks for the same bits" in message for message in found)
 
 
-def test_an_engine_without_the_switch_is_unchanged(folders, monkeypatch):
-    monkeypatch.delitem(op_registry_oot, "MMEncoderAttention")
+def test_an_engine_without_the_switch_is_unchanged(folders):
     model = worker_of(folders["qwen3_vl"], None)
     assert not vg.encoders(model)
     assert "MMEncoderAttention" not in op_registry_oot
@@ -480,26 +442,6 @@ def test_attention_of_another_plugin_leaves_the_tower_to_vllm(folders, monkeypat
     assert "is another plugin's attention, " in found[0]
 
 
-def test_another_tower_runs_the_attention_where_it_is_asked_for(folders):
-    """SigLIP, whose items all have as many rows, gives no boundaries."""
-    vision = SiglipVisionConfig(
-        hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, image_size=32, patch_size=8
-    )
-    outputs = []
-    for switch in (None, ATTENTION):
-        config = engine_config(folders["qwen3_vl"], switch)
-        with set_current_vllm_config(config):
-            tower = SiglipVisionModel(vision)
-            process_weights_after_loading(tower, config.model_config, torch.device("cpu"))
-        for index, parameter in enumerate(tower.parameters()):
-            parameter.normal_(std=0.2, generator=torch.Generator().manual_seed(index))
-        attentions = [part for part in tower.modules() if isinstance(part, MMEncoderAttention)]
-        assert len(attentions) >= 2
-        assert all((one.why_not is None) is (switch == ATTENTION) for one in attentions)
-        outputs.append(tower(torch.ones(3, 3, 32, 32).normal_(generator=torch.Generator().manual_seed(0))))
-    assert distance(*outputs) < TOLERANCE
-
-
 def test_the_switch_is_a_flag_of_the_command_line():
     flag = ["--additional-config", '{"varlen_graphs": {"budgets": [256, 512], "memory": "2GiB"}}']
     parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
@@ -514,7 +456,7 @@ def test_graphing_twice_changes_nothing(pairs, folders):
         assert list(graph_towers(graphed, config).values()) == [encoder]
 
 
-@pytest.mark.parametrize("switch", ["yes", {"budget": [64]}, {"budgets": {"mins": 3}}, {"attention": "auto"}])
+@pytest.mark.parametrize("switch", ["yes", {"budget": [64]}, {"budgets": {"mins": 3}}, {"attention": True}])
 def test_settings_that_mean_nothing_are_refused(folders, switch):
     with pytest.raises(SpecError, match="expected"):
         read_settings(engine_config(folders["qwen3_vl"], switch))
@@ -533,20 +475,7 @@ def test_vllm_finds_the_plugin():
 def test_registering_again_changes_nothing():
     init_device = WorkerWrapperBase.init_device
     register()
-    register_attention()
-    assert op_registry_oot["MMEncoderAttention"] is VarlenAttention
     assert WorkerWrapperBase.init_device is init_device
-
-
-def test_another_attention_stays_registered(monkeypatch):
-    class Other(MMEncoderAttention):
-        pass
-
-    monkeypatch.setitem(op_registry_oot, "MMEncoderAttention", Other)
-    with messages() as found:
-        register_attention()
-    assert op_registry_oot["MMEncoderAttention"] is Other
-    assert "another plugin has registered" in found[0]
 
 
 def test_another_version_of_vllm_is_left_alone(monkeypatch):

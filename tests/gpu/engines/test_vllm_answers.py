@@ -19,6 +19,9 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 
 pytestmark = on_gpus()
 
+NEAR = 0.05
+"""Largest difference of log probabilities: encoder outputs differ by the rounding of bfloat16."""
+
 FEW = {"budgets": [256, 512, 1024, 2048, 4096]}
 TRANSFORMERS = {"model_impl": "transformers"}
 V1, V2 = ({"VLLM_USE_V2_MODEL_RUNNER": value} for value in "01")
@@ -65,9 +68,10 @@ def test_answers_are_those_of_the_engine_as_it_is(name, tmp_path):
     assert without["v2"] == ours["v2"] == (environment is V2)
     assert without["answers"][0]["logprobs"] != without["answers"][1]["logprobs"]  # images matter
     for before, now in zip(without["answers"], ours["answers"], strict=True):
-        assert now["tokens"][0] == before["tokens"][0]
         shared = before["logprobs"].keys() & now["logprobs"].keys()
-        assert max(abs(before["logprobs"][token] - now["logprobs"][token]) for token in shared) < 0.05
+        assert max(abs(before["logprobs"][token] - now["logprobs"][token]) for token in shared) < NEAR
+        chosen = before["logprobs"][now["tokens"][0]]  # random weights make near ties
+        assert chosen > before["logprobs"][before["tokens"][0]] - 2 * NEAR
     for before, now in zip(without["embedded"], ours["embedded"], strict=True):
         assert ((now - before).norm() / before.norm()).item() < 2e-2  # two right kernels in bfloat16
     assert ours["replays"]

@@ -22,7 +22,10 @@ PATCHES = MEANS | {
     "patch_size": 16, "temporal_patch_size": 2, "merge_size": 2, "size": {"shortest_edge": 4096, "longest_edge": 262144},
 }  # fmt: skip
 QWEN_TOKENS = {"image": "<|image_pad|>", "video": "<|video_pad|>", "begin": "<|vision_start|>", "end": "<|vision_end|>"}
-GLM_TOKENS = {"image": "<|image|>", "video": "<|video|>", "begin": "<|begin_of_image|>", "end": "<|end_of_image|>"}
+GLM_TOKENS = {
+    "image": "<|image|>", "video": "<|video|>", "begin": "<|begin_of_image|>", "end": "<|end_of_image|>",
+    "begin_video": "<|begin_of_video|>", "end_video": "<|end_of_video|>",
+}  # fmt: skip
 IDS = {"image_token_id": 150, "video_token_id": 151}
 QWEN_IDS = IDS | {"vision_start_token_id": 152, "vision_end_token_id": 153}
 GLM_IDS = IDS | {"image_start_token_id": 152, "image_end_token_id": 153}

@@ -78,8 +78,10 @@ def sleep(llm):
 
 
 def reload(llm):
-    """Load the weights again."""
+    """Load the weights again, and forget what vLLM has of the old ones."""
     llm.collective_rpc("reload_weights")
+    llm.llm_engine.reset_mm_cache()
+    llm.llm_engine.reset_encoder_cache()
 
 
 def main(case, folder):

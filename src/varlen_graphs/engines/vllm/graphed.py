@@ -13,7 +13,6 @@ from vllm.model_executor.layers.linear import ColumnParallelLinear, RowParallelL
 from vllm.model_executor.models.transformers.multimodal import MultiModalMixin
 
 from varlen_graphs.capture.mode import DISABLED, is_disabled
-from varlen_graphs.engines.vllm.attention import VarlenAttention
 from varlen_graphs.engines.vllm.blocks import called_layers
 from varlen_graphs.engines.vllm.settings import LINE, Settings, read_settings
 from varlen_graphs.engines.vllm.towers import TOWERS
@@ -22,9 +21,6 @@ from varlen_graphs.huggingface.encoders import Encoders
 from varlen_graphs.huggingface.installed import Installed, installed
 from varlen_graphs.huggingface.wrap import encoders, unwrap, wrap
 from varlen_graphs.options.capture import Capture
-
-ATTENTIONS = (MMEncoderAttention, VarlenAttention)
-"""Attention of towers that compute what graphs do."""
 
 logger = init_logger("vllm.varlen_graphs")
 
@@ -180,7 +176,7 @@ def _check(tower: nn.Module) -> None:
                 "this library holds: expected a whole tower on each GPU; for towers of vLLM's own, try "
                 "--mm-encoder-tp-mode data"
             )
-        if isinstance(part, MMEncoderAttention) and type(part) not in ATTENTIONS:
+        if isinstance(part, MMEncoderAttention) and type(part) is not MMEncoderAttention:
             raise SpecError(
                 f"{path} is another plugin's attention, {type(part).__qualname__}, where graphs have varlen_attention: "
                 "expected vLLM's; try VLLM_PLUGINS to choose one of the plugins"

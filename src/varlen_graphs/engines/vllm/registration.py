@@ -13,8 +13,6 @@ from vllm.v1.worker.worker_base import WorkerWrapperBase
 from varlen_graphs.engines.vllm.settings import LINE, read_settings
 from varlen_graphs.huggingface.wrap import unwrap
 
-ATTENTION = "MMEncoderAttention"
-
 logger = init_logger("vllm.varlen_graphs")
 
 _LOCK = threading.Lock()
@@ -30,35 +28,13 @@ def register_once() -> None:
             WorkerWrapperBase.init_device = _with_hooks(WorkerWrapperBase.init_device)
 
 
-def register_attention() -> None:
-    """Register `varlen_attention` for vLLM's encoders, unless another plugin has registered an attention."""
-    from vllm.model_executor.custom_op import CustomOp, op_registry_oot
-
-    from varlen_graphs.engines.vllm.attention import VarlenAttention
-
-    with _LOCK:
-        registered = op_registry_oot.get(ATTENTION)
-        if registered is None:
-            CustomOp.register_oot(VarlenAttention, name=ATTENTION)
-    if registered not in (None, VarlenAttention):
-        logger.warning(
-            "varlen_graphs leaves the attention of encoders alone, because another plugin has registered %s as %s: "
-            "expected none; try VLLM_PLUGINS to choose one of them",
-            registered.__qualname__,
-            ATTENTION,
-        )
-
-
 def _with_hooks(init_device: Any) -> Any:
     """Return an `init_device` of workers that also prepares those of engines that switch the library on."""
 
     @functools.wraps(init_device)
     def init_and_hook(self: Any) -> Any:
-        settings = read_settings(self.vllm_config)
-        if settings is None:
+        if read_settings(self.vllm_config) is None:
             return init_device(self)
-        if settings.attention:
-            register_attention()
         result = init_device(self)
         worker = self.worker
         worker.determine_available_memory = _with_captures(worker, self.vllm_config, worker.determine_available_memory)

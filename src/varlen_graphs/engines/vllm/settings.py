@@ -27,12 +27,10 @@ class Settings:
 
     Attributes:
         budgets: Row counts or a ladder for all towers; `None` uses the ladder of each.
-        attention: True if `varlen_attention` also runs in encoders that are not graphed.
         options: Other arguments of `GraphedEncoder`.
     """
 
     budgets: list[int] | Ladder | None = None
-    attention: bool = False
     options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -48,13 +46,11 @@ def read_settings(config: VllmConfig | None) -> Settings | None:
         return None
     if given is True:
         given = {}
-    if not isinstance(given, Mapping) or not given.keys() <= {"budgets", "attention", *OPTIONS}:
+    if not isinstance(given, Mapping) or not given.keys() <= {"budgets", *OPTIONS}:
         raise SpecError(
             f'--additional-config has {quoted(given)} as "{NAME}": expected true, false, or an object with some of '
-            f"budgets, attention, {', '.join(OPTIONS)}"
+            f"budgets, {', '.join(OPTIONS)}"
         )
-    if not isinstance(attention := given.get("attention", False), bool):
-        raise SpecError(f'"attention" is {quoted(attention)}: expected true or false')
     compilation = config.compilation_config
     for name in ("cudagraph_mm_encoder", "compile_mm_encoder"):
         if getattr(compilation, name):
@@ -71,7 +67,7 @@ def read_settings(config: VllmConfig | None) -> Settings | None:
         )
         return None
     options = {name: given[name] for name in OPTIONS if name in given}
-    return Settings(_budgets(given.get("budgets")), attention, options)
+    return Settings(_budgets(given.get("budgets")), options)
 
 
 def _budgets(given: Any) -> list[int] | Ladder | None:
