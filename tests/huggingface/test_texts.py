@@ -10,6 +10,8 @@ import varlen_graphs as vg
 
 transformers = pytest.importorskip("transformers", minversion="5.0")
 
+from tests.support.text_encoders import PACKED, PADDED  # noqa: E402
+
 SIZES = {
     "vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64,
 }  # fmt: skip
@@ -86,12 +88,23 @@ def test_language_models_are_no_encoders():
         assert [path.rsplit(".", 1)[-1] for path in vg.encoders(model)] == ["vision_tower"]
 
 
-def test_of_an_encoder_and_a_decoder_the_encoder_is_graphed():
-    model = model_of(
-        "T5Model", transformers.T5Config(vocab_size=99, d_model=32, d_kv=16, d_ff=64, num_layers=2, num_heads=2)
-    )
-    vg.wrap(model, [64], backend="tape")
-    assert [*vg.encoders(model)] == ["encoder"]
+@pytest.mark.parametrize("name", ["t5", "bart", "marian", "m2m100"])
+def test_of_an_encoder_and_a_decoder_the_encoder_is_graphed(name):
+    start, config = {**PACKED, **PADDED}[name]
+    start = start.removesuffix("Encoder")
+    config = getattr(transformers, f"{start}Config")(**config | {"decoder_start_token_id": 2})
+    vg.wrap(pair := model_of(f"{start}Model", config), backend="tape")
+    assert [*vg.encoders(pair)] == ["encoder"]
+    model = model_of("MarianMTModel" if name == "marian" else f"{start}ForConditionalGeneration", config)
+    call = {"input_ids": IDS, "attention_mask": MASK, "max_new_tokens": 5}
+    expected = [model.generate(**call, **how) for how in ({}, {"num_beams": 3})]
+    vg.wrap(model, [64] if name != "m2m100" else vg.budgets.PaddedLadder(4, 32, step=4), backend="tape")
+    for how, tokens in zip(({}, {"num_beams": 3}), expected, strict=True):
+        assert torch.equal(model.generate(**call, **how), tokens)
+    ((path, encoder),) = vg.encoders(model).items()
+    assert path in ("encoder", "model.encoder")
+    assert encoder.stats.replays.total() == 2
+    assert not encoder.stats.eager
 
 
 def test_the_report_says_why_a_model_in_training_mode_has_no_encoder():

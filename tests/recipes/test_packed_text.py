@@ -368,7 +368,7 @@ def test_texts_longer_than_the_largest_budget_run_eager(name):
 
 
 @pytest.mark.parametrize("flipped", [False, True])
-@pytest.mark.parametrize("name", ["bert", "roberta", "mpnet"])
+@pytest.mark.parametrize("name", ["bert", "roberta", "mpnet", "bart", "marian"])
 def test_texts_longer_than_the_table_of_positions_are_an_error(name, flipped):
     encoder = text_encoder(name)
     call = texts(encoder.module, [3, 65])

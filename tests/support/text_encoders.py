@@ -31,6 +31,12 @@ RELATIVE = {
     "type_vocab_size": 0,
 }  # fmt: skip
 
+PAIR = {
+    "vocab_size": 99, "d_model": 32, "encoder_layers": 2, "decoder_layers": 1, "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "max_position_embeddings": 64,
+    "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 2,
+}  # fmt: skip
+
 PACKED = {
     "bert": ("Bert", ABSOLUTE),
     "roberta": ("Roberta", AFTER_PADDING),
@@ -58,8 +64,17 @@ PACKED = {
     "t5": ("T5Encoder", T5),
     "mt5": ("MT5Encoder", {**T5, "feed_forward_proj": "gated-gelu"}),
     "umt5": ("UMT5Encoder", {**T5, "feed_forward_proj": "gated-gelu"}),
+    "bart": ("Bart", PAIR),
+    "mbart": ("MBart", PAIR),
+    "plbart": ("PLBart", PAIR),
+    "marian": ("Marian", {**PAIR, "pad_token_id": 98}),
+    "pegasus": ("Pegasus", {**PAIR, "pad_token_id": 0, "bos_token_id": 3}),
+    "blenderbot": ("Blenderbot", PAIR),
 }  # fmt: skip
-"""Models whose attention takes packed tokens: the start of their class, and their configuration."""
+"""Models whose attention takes packed tokens: the start of their class, and their configuration.
+
+Of a pair of an encoder and a decoder, the encoder.
+"""
 
 PADDED = {
     "deberta": ("Deberta", RELATIVE),
@@ -74,6 +89,7 @@ PADDED = {
             "share_att_key": True,
         },
     ),
+    "m2m100": ("M2M100", PAIR),
     "clip text": ("CLIPText", {**ABSOLUTE, "bos_token_id": 97, "eos_token_id": 98}),
     "mobilebert": (
         "MobileBert",
@@ -138,6 +154,8 @@ def text_model(name, dtype=torch.float32, **changes):
     model = model_class(config_class(**config | changes))
     for parameter in model.parameters():
         parameter.data.mul_(5 if parameter.dim() > 1 else 1)
+    if model.config.is_encoder_decoder:
+        model = model.get_encoder()
     return model.to(dtype).eval()
 
 

@@ -17,6 +17,7 @@ from varlen_graphs.recipes.automatic import (
     WITH_TEXTS,
     is_candidate,
     is_model,
+    is_pair,
     merges_texts,
     understand,
 )
@@ -39,8 +40,8 @@ def find_towers(
     """Return the towers of a model by their paths, and why other modules that look like one cannot be graphed.
 
     Outer modules come first; what is inside a tower belongs to it. What reads texts inside a model that generates, or
-    that merges them with images, is no tower. Of what is inside a module that cannot be graphed, only models are tried,
-    not their layers.
+    that merges them with images, is no tower, unless it is the encoder of a pair, whose decoder is none. Of what
+    is inside a module that cannot be graphed, only models are tried, not their layers.
 
     Raises:
         SpecError: A tower with a recipe for its class cannot be graphed, or a tower is wrapped already.
@@ -50,6 +51,8 @@ def find_towers(
     refused: dict[str, str] = {}
     inside: tuple[str, ...] = ()
     merging: tuple[str, ...] = ()
+    encode: set[nn.Module] = set()
+    decode: set[nn.Module] = set()
     for path, module in model.named_modules():
         if path.startswith(inside):
             continue
@@ -57,7 +60,11 @@ def find_towers(
             raise SpecError(f"{path or type(module).__name__} is wrapped already; call vg.unwrap(model) first")
         if merges_texts(module):
             merging += (f"{path}." if path else "",)
-        ways = WAYS if path.startswith(merging) else WITH_TEXTS
+        if is_pair(module):
+            encode.add(module.get_encoder())
+            decode.add(module.get_decoder())
+        merges = path.startswith(merging) and module not in encode
+        ways = WAYS if merges or module in decode else WITH_TEXTS
         recipe = recipe_for(module)
         if recipe is not None:
             tower = Understood(module, recipe, declared=True, options={})

@@ -132,6 +132,13 @@ def merges_texts(module: nn.Module) -> bool:
     return _generates(module) or (EMBEDDINGS in names and any(name in INPUTS for name in names))
 
 
+def is_pair(module: nn.Module) -> bool:
+    """Return True for models of an encoder and a decoder of texts, such as BART and T5."""
+    names = arguments_of(module)
+    pair = getattr(getattr(module, "config", None), "is_encoder_decoder", False) and f"decoder_{IDS}" in names
+    return is_model(module) and pair and next(iter(names), "") == IDS and not any(name in INPUTS for name in names)
+
+
 def _generates(module: nn.Module) -> bool:
     own = getattr(module, "get_base_model", None)  # peft's classes generate around any model
     return hasattr(type(module if own is None else own()), GENERATE)

@@ -1,6 +1,7 @@
 """Recipe for text encoders of transformers: their own forward, on packed tokens where their attention can."""
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -19,6 +20,7 @@ from varlen_graphs.layouts.mask import Mask
 from varlen_graphs.outputs.declared import HIDDEN_STATES
 from varlen_graphs.recipes.bucketed_text import bucketed_forward, is_bucketed, relative_positions
 from varlen_graphs.recipes.inspection import RUN_ERRORS
+from varlen_graphs.recipes.modes.packed_positions import PackedPositions
 from varlen_graphs.recipes.modes.skip_mask_checks import SkipMaskChecks
 from varlen_graphs.recipes.padding_consumers import NOTHING, PaddingConsumers
 from varlen_graphs.recipes.relative_text import is_relative, relative_forward
@@ -214,10 +216,11 @@ def _own(text: TextModel) -> Run:
     ) -> dict[str, Any]:
         from varlen_graphs.attention.transformers import use_attention
 
+        counted = nullcontext() if takes_positions else PackedPositions(positions)
         given |= {"position_ids": positions} if takes_positions else {}
         given = {name: part[None] if isinstance(part, Tensor) else part for name, part in given.items()}
         given |= {"cu_seq_lens_q": cu_seqlens, "cu_seq_lens_k": cu_seqlens}
-        with use_attention(model, user=user), SkipMaskChecks():  # the user lives as long as the encoder
+        with use_attention(model, user=user), SkipMaskChecks(), counted:  # the user lives as long as the encoder
             out = model.forward(ids[None], max_length_q=max_seqlen, max_length_k=max_seqlen, **given)
         layers = out.get(HIDDEN_STATES) or ()
         states = {HIDDEN_STATES: tuple(layer[0] for layer in layers)} if layers else {}

@@ -95,11 +95,12 @@ class TextModel:
         self.special = [self.pad, *(one for _, one in own if 0 <= one < self.tokens)]
         self.ends = [one for name, one in own if name == "eos_token_id" and 0 <= one < self.tokens]
         self.reach = max((one for name, value in named if REACHES.match(name) for one in _numbers(value)), default=0)
-        positions = next((table for table in tables if table.num_embeddings == most), None)
+        positions = next((table for table in tables if table.num_embeddings - _unused(table) == most), None)
         self.largest: int | None = None
         self.before = None if positions is None else positions.padding_idx
         if positions is not None:
-            self.largest = positions.num_embeddings - (0 if self.before is None else self.before + 1)
+            entries = positions.num_embeddings - _unused(positions)
+            self.largest = entries - (0 if self.before is None else self.before + 1)
 
     @property
     def rows(self) -> InputRows:
@@ -254,6 +255,11 @@ class TextModel:
             raise SpecError(f"its {name} is {came} for texts of {lengths} tokens: expected {list(expected.shape)}")
         if (error := difference(got, expected)) is not None:
             raise SpecError(f"its {name} differs for texts of {lengths} tokens (relative L2 {error:.1e})")
+
+
+def _unused(table: nn.Embedding) -> int:
+    """Return the number of entries of a table ahead of the first position, as tables like those of BART have."""
+    return int(getattr(table, "offset", 0))
 
 
 def _numbers(value: Any) -> Iterator[int]:
