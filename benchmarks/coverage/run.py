@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 import varlen_graphs as vg
 from benchmarks.coverage.calls import Form, direct_calls, find, forms
+from benchmarks.coverage.outcomes import TOLERANCE
 from benchmarks.coverage.tiny import make
 from varlen_graphs.recipes.automatic import SOUND
 from varlen_graphs.recipes.speech import ClipMask
@@ -133,9 +134,12 @@ def accepted(model: nn.Module, candidates: list[Form]) -> Accepted | str:
         function = find(model, form.function)
         try:
             outputs = [function(**call) for call in form.calls]
+            again = function(**form.calls[0])
         except Exception as caught:
             reasons.append(f"{type(caught).__name__}: {caught}"[:150])
         else:
+            if error(again, outputs[0]) > TOLERANCE:
+                return "it does not repeat its output"
             return Accepted(form, outputs, [alone(function, call) for call in form.calls])
     return "; ".join(dict.fromkeys(reasons))[:600]
 
@@ -157,7 +161,7 @@ def rows_of(name: str, encoder: bool) -> Iterator[dict[str, Any]]:
         yield row | {"modality": "", "found": None, "why": str(refused)[:2000]}
         return
     specs = {path: encoder.spec for path, encoder in vg.encoders(model).items()}
-    stays = {path: reason[:600] for path, reason in vg.encoders(model).eager.items()}
+    stays = {path: why[:600] for path, why in vg.encoders(model).eager.items() if path not in vg.encoders(model).stats}
     vg.unwrap(model)
     of_one_size = any(
         s.layout.one_row and (s.row_input.dtype is not None or s.row_input.name in SOUND) for s in specs.values()
@@ -181,6 +185,10 @@ def rows_of(name: str, encoder: bool) -> Iterator[dict[str, Any]]:
             yield row | {"modality": f"{path} itself"} | compare(model, result, path)
         elif path not in used:
             yield row | {"modality": f"{path} itself", "found": None, "why": f"no call of it is known here: {result}"}
+    for path, stats in vg.encoders(model).stats.items():
+        if not stats.calls and path not in direct and not path.startswith(tuple(f"{one}." for one in used)):
+            why = "its first call would tell how to graph it, and none is known here"
+            yield row | {"modality": f"{path} itself", "found": None, "called": False, "why": why}
     for path, reason in stays.items():
         yield row | {"modality": path, "found": None, "why": reason}
 
@@ -188,34 +196,38 @@ def rows_of(name: str, encoder: bool) -> Iterator[dict[str, Any]]:
 def compare(model: Any, accepted: Accepted, path: str | None = None) -> dict[str, Any]:
     """Call a wrapped model, or its tower at a path, at each layout, twice, the second time with NaN in all padding."""
     function = find(model, accepted.form.function) if path is None else model.get_submodule(path)
-    encoders = vg.encoders(model)
-    before = {path: (replays(encoder), eager_calls(encoder)) for path, encoder in encoders.items()}
+    before = counts(model)
     worst = 0.0
     for call, output, sizes in zip(accepted.form.calls, accepted.outputs, accepted.sizes, strict=True):
         function(**call)
-        for encoder in encoders.values():
+        for encoder in vg.encoders(model).values():
             encoder.poison()
         worst = max(worst, error(real(function(**call), call, sizes), real(output, call, sizes)))
-    used = {path: e for path, e in encoders.items() if before[path] != (replays(e), eager_calls(e))}
+    encoders, used = vg.encoders(model), {}
+    for path, (replays, eager) in counts(model).items():
+        if (replays, eager) != before[path]:
+            used[path] = replays - before[path][0], eager - before[path][1]
+    how = {path: f"{encoders.how[path]}, {type(encoders[path].spec.layout).__name__}" for path in encoders}
+    why = [encoders.eager.get(path, "")[:600] for path in used]
     return {
-        "found": {path: f"{encoders.how[path]}, {type(e.spec.layout).__name__}" for path, e in used.items()},
-        "replays": sum(replays(e) - before[path][0] for path, e in used.items()),
-        "eager": dict(sum((eager_calls(e) - before[path][1] for path, e in used.items()), Counter[str]())),
+        "found": {path: how[path] for path in used if path in how},
+        "replays": sum(replays for replays, _ in used.values()),
+        "eager": dict(sum((eager for _, eager in used.values()), Counter[str]())),
         "error": worst,
-        "why": "" if used else "the call reaches no tower that is wrapped",
+        "why": "; ".join(filter(None, why)) if used else "the call reaches no tower that is wrapped",
     }
 
 
-def parts(encoder: Any) -> list[vg.GraphedEncoder]:
-    """An encoder, and the second one that it may have."""
-    return [encoder, *filter(None, [getattr(encoder, "second", None)])]
-
-
-def replays(encoder: vg.GraphedEncoder) -> int:
-    """How many times graphs of an encoder were replayed."""
-    return sum(part.stats.replays.total() for part in parts(encoder))
-
-
-def eager_calls(encoder: vg.GraphedEncoder) -> Counter[str]:
-    """The calls that ran eager, by the reason."""
-    return sum((Counter(part.stats.eager) for part in parts(encoder)), Counter[str]())
+def counts(model: nn.Module) -> dict[str, tuple[int, Counter[str]]]:
+    """How many times graphs of each tower were replayed, and its calls that ran eager, by the reason."""
+    encoders = vg.encoders(model)
+    own = {path: [stats] for path, stats in encoders.stats.items()}
+    for path, encoder in encoders.items():
+        own[path] = [part.stats for part in (encoder, *getattr(encoder, "others", ()))]
+    return {
+        path: (
+            sum(one.replays.total() for one in stats),
+            sum((Counter(one.eager) for one in stats), Counter[str]()),
+        )
+        for path, stats in own.items()
+    }

@@ -93,19 +93,75 @@ def test_the_encoder_of_a_model_whose_clips_have_no_mask():
     assert vg.encoders(model)["model.encoder"].stats.replays.total() == 1
 
 
-def test_encoders_of_streams_are_refused_by_the_state_that_they_carry():
-    class Streaming(torch.nn.Module):
-        main_input_name = "input_features"
+class Streaming(torch.nn.Module):
+    """An encoder of streams: a call may carry state from the one before."""
 
-        def __init__(self):
-            super().__init__()
-            self.layer = torch.nn.Linear(8, 8)
+    main_input_name = "input_features"
 
-        def forward(self, input_features, padding_cache):
-            return self.layer(input_features)
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList([torch.nn.Linear(8, 8)])
 
-    with pytest.raises(vg.errors.SpecError, match="Streaming takes padding_cache: it carries state from one chunk"):
-        vg.wrap(Streaming().eval())
+    def forward(self, input_features, padding_cache=None):
+        before = 0 if padding_cache is None else padding_cache["last"]
+        return self.layers[0](input_features + before)
+
+
+class OfWaves(torch.nn.Module):
+    """An encoder of samples `[batch, 1, samples]`, which no configuration tells."""
+
+    main_input_name = "input_values"
+
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList([torch.nn.Conv1d(1, 4, 10, 5), torch.nn.Conv1d(4, 8, 3, 2)])
+
+    def forward(self, input_values, padding_mask=None):
+        x = self.layers[1](self.layers[0](input_values)).transpose(1, 2)
+        return transformers.modeling_outputs.BaseModelOutput(last_hidden_state=x)
+
+
+class Around(torch.nn.Module):
+    """A model of transformers around a tower."""
+
+    main_input_name = "input_ids"
+
+    def __init__(self, tower):
+        super().__init__()
+        self.tower = tower
+
+    def forward(self, input_ids, labels=None):
+        return input_ids
+
+
+def test_an_encoder_of_streams_is_graphed_by_its_calls_without_state():
+    tower = Streaming().eval().requires_grad_(False)
+    x = torch.randn(2, 6, 8)
+    expected, streamed = tower(x), tower(x, padding_cache={"last": x[:1, :1]})
+    model = vg.wrap(Around(tower), backend="tape")
+    assert vg.encoders(model).eager == {"tower": "Streaming is understood by its first call"}
+    assert all(torch.equal(tower(x), expected) for _ in range(3))
+    encoder = vg.encoders(model)["tower"]
+    assert encoder.stats.replays.total() == 3
+    with pytest.warns(UserWarning, match="which hold tensors"):
+        assert torch.equal(tower(x, padding_cache={"last": x[:1, :1]}), streamed)
+    assert torch.equal(tower(x), expected)
+    assert encoder.stats.replays.total() == 4
+    assert vg.encoders(vg.unwrap(model)).eager == {}
+
+
+def test_an_encoder_that_nothing_but_a_call_describes_is_understood_by_its_first():
+    tower = OfWaves().eval().requires_grad_(False)
+    model = vg.wrap(Around(tower), backend="tape")
+    plain = OfWaves().eval()
+    plain.load_state_dict(tower.state_dict())
+    for shape in ((3, 1, 100), (1, 1, 100), (2, 1, 250), (3, 1, 100)):
+        x = torch.randn(shape)
+        torch.testing.assert_close(tower(input_values=x).last_hidden_state, plain(x).last_hidden_state)
+    encoder = vg.encoders(model)["tower"]
+    assert not encoder.stats.eager
+    assert encoder.stats.replays.total() == 4
+    assert "by_call" in vg.encoders(model).report()
 
 
 def fun_asr_nano():

@@ -22,6 +22,7 @@ from varlen_graphs.recipes.automatic import (
     understand,
 )
 from varlen_graphs.recipes.by_call import by_call
+from varlen_graphs.recipes.fixed_sizes import UnknownCallError
 from varlen_graphs.recipes.packed_text import packed_text
 from varlen_graphs.recipes.padding_consumers import PaddingConsumers, modules_around
 from varlen_graphs.recipes.registry import recipe_for
@@ -40,8 +41,9 @@ def find_towers(
     """Return the towers of a model by their paths, and why other modules that look like one cannot be graphed.
 
     Outer modules come first; what is inside a tower belongs to it. What reads texts inside a model that generates, or
-    that merges them with images, is no tower, unless it is the encoder of a pair, whose decoder is none. Of what
-    is inside a module that cannot be graphed, only models are tried, not their layers.
+    that merges them with images, is no tower, unless it is the encoder of a pair, whose decoder is none. Of what is
+    inside a module that cannot be graphed, only models are tried, not their layers. Where nothing but a call tells how
+    a module is called, and no tower is inside, it is understood by its first call.
 
     Raises:
         SpecError: A tower with a recipe for its class cannot be graphed, or a tower is wrapped already.
@@ -49,6 +51,7 @@ def find_towers(
     """
     towers: dict[str, Understood] = {}
     refused: dict[str, str] = {}
+    unknown: dict[str, nn.Module] = {}
     inside: tuple[str, ...] = ()
     merging: tuple[str, ...] = ()
     encode: set[nn.Module] = set()
@@ -77,6 +80,8 @@ def find_towers(
                 found, encoder = understand(module, ways, budgets_of(path), **options)
             except SpecError as error:
                 refused[path] = str(error)
+                if isinstance(error, UnknownCallError):
+                    unknown[path] = module
                 continue
             around = modules_around(module, model)
             more = {}
@@ -88,6 +93,10 @@ def find_towers(
         else:
             continue
         inside += (f"{path}." if path else "",)
+    for path, module in unknown.items():
+        if not any(one.startswith(f"{path}." if path else "") for one in towers):
+            towers[path] = Understood(module, by_call, declared=False, options={})
+            del refused[path]
     return towers, refused
 
 

@@ -8,9 +8,9 @@ from torch import nn
 
 from varlen_graphs.budgets.ladder import Budgets
 from varlen_graphs.encoder import GraphedEncoder
-from varlen_graphs.errors import SpecError
+from varlen_graphs.errors import CaptureError, SpecError
 from varlen_graphs.recipes.by_batch import by_batch
-from varlen_graphs.recipes.fixed_sizes import INPUTS
+from varlen_graphs.recipes.fixed_sizes import INPUTS, UnknownCallError
 from varlen_graphs.recipes.flattened_patches import PATCHES, flattened_patches
 from varlen_graphs.recipes.generic import generic
 from varlen_graphs.recipes.inspection import LAYOUTS
@@ -98,23 +98,24 @@ def hears_clips(module: nn.Module) -> bool:
 
 
 def hears_streams(module: nn.Module) -> bool:
-    """Return True for models of sound that carry state from one chunk to the next."""
+    """Return True for encoders of sound that carry state from one chunk to the next."""
     names = arguments_of(module)
     of_sound = next(iter(names), "") in SOUND or getattr(module, MAIN_INPUT, None) in SOUND
     caches = caches_of(module)
-    return is_model(module) and of_sound and bool(caches) and is_encoder(module, but=caches)
+    encodes = OF_ENCODER not in names and is_encoder(module, but=caches)
+    return is_model(module) and of_sound and bool(caches) and encodes
 
 
-def streamed(tower: nn.Module, budgets: Budgets | None = None, **options: Any) -> NoReturn:
-    """Refuse an encoder of streams that no other recipe graphs.
+def called_in_streams(tower: nn.Module, budgets: Budgets | None = None, **options: Any) -> NoReturn:
+    """Refuse to guess a call of an encoder of streams that no other recipe graphs.
 
     Raises:
-        SpecError: Always.
+        UnknownCallError: Always.
     """
     carried = " and ".join(sorted(caches_of(tower)))
-    raise SpecError(
-        f"{type(tower).__name__} takes {carried}: it carries state from one chunk of sound to the next, in tensors of "
-        "the caller that a graph cannot follow"
+    raise UnknownCallError(
+        f"{type(tower).__name__} takes {carried}: calls that carry state from one chunk of sound to the next bring it "
+        "in tensors of the caller, which a graph cannot follow"
     )
 
 
@@ -153,7 +154,7 @@ Ways = list[tuple[Callable[[nn.Module], bool], Recipe]]
 """Tests of a module that run nothing, with recipes to try on it if they hold, which raise `SpecError` if they fail."""
 
 WAYS: Ways = [
-    (describes_items, generic), (takes_batch, by_batch), (hears_clips, speech), (hears_streams, streamed),
+    (describes_items, generic), (takes_batch, by_batch), (hears_clips, speech), (hears_streams, called_in_streams),
     (reads_flattened_patches, flattened_patches),
 ]  # fmt: skip
 
@@ -171,15 +172,20 @@ def understand(
     """Return the first recipe that graphs a tower, and an encoder that it made.
 
     Raises:
+        UnknownCallError: None does, and one of them would need to know a call.
         SpecError: None does; the message has the reason of each.
     """
-    reasons = []
+    refusals: dict[str, SpecError] = {}
     for applies, recipe in ways:
         if applies(tower):
             try:
                 encoder = recipe(tower, budgets, **options)
             except SpecError as error:
-                reasons.append(f"{recipe.__name__}: {error}")
+                refusals[recipe.__name__] = error
             else:
                 return recipe, encoder
-    raise SpecError("; ".join(reasons) or f"{type(tower).__name__} takes neither items, nor a batch, nor texts")
+    reasons = "; ".join(f"{name}: {error}" for name, error in refusals.items())
+    can_run = not any(isinstance(error.__cause__, CaptureError) for error in refusals.values())
+    if can_run and any(isinstance(error, UnknownCallError) for error in refusals.values()):
+        raise UnknownCallError(reasons)
+    raise SpecError(reasons or f"{type(tower).__name__} takes neither items, nor a batch, nor texts")

@@ -16,7 +16,14 @@ from varlen_graphs.inputs.extra import PerItem
 from varlen_graphs.inputs.normalize import Normalize
 from varlen_graphs.inputs.rows import Rows as InputRows
 from varlen_graphs.layouts.dtypes import module_dtype
-from varlen_graphs.recipes.fixed_sizes import INPUTS, Shape, item_shapes, optional_inputs, required_inputs
+from varlen_graphs.recipes.fixed_sizes import (
+    INPUTS,
+    Shape,
+    UnknownCallError,
+    item_shapes,
+    optional_inputs,
+    required_inputs,
+)
 from varlen_graphs.recipes.inspection import RUN_ERRORS, never_reads
 from varlen_graphs.recipes.modes.cached_tables import CachedTable, cached_tables, why_changed
 from varlen_graphs.recipes.probes.batch_model import FEW, BatchModel
@@ -69,7 +76,8 @@ def by_batch(
         batched = _Batched(Shadow(tower).module, tables, shape, inputs, normalize)
         spec = batched.declare()
     except (VarlenGraphsError, *RUN_ERRORS) as error:
-        raise SpecError(f"{type(tower).__name__} cannot be graphed by batch: {error}") from error
+        refusal = UnknownCallError if isinstance(error, UnknownCallError) else SpecError
+        raise refusal(f"{type(tower).__name__} cannot be graphed by batch: {error}") from error
     if tables:
         options = {"eager_if": partial(why_changed, tables)} | options
     return GraphedEncoder(tower, budgets, spec, forward=batched.function, **options)
@@ -94,7 +102,7 @@ class _Batched(BatchModel):
         self.name = next(iter(parameters), "")
         kind = self.name if self.name in INPUTS else str(getattr(tower, "main_input_name", ""))
         if shape is None and kind not in INPUTS:
-            raise SpecError(
+            raise UnknownCallError(
                 f"its forward takes {list(parameters)}: expected one of {INPUTS} first; if its first argument is a "
                 "batch, call vg.recipes.by_batch(tower, shape=...) with the shape of one input"
             )
@@ -132,7 +140,7 @@ class _Batched(BatchModel):
                 refusals.append(f"for {self.name} {[FEW, *self.shape]} it raises {error!r}")
             else:
                 return self.shape
-        raise SpecError(refusals[0])
+        raise UnknownCallError(refusals[0])
 
     def _takes(self, one: PerItem) -> bool:
         """Return True if the tower runs with a tensor of this shape."""

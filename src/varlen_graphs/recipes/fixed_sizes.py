@@ -13,6 +13,11 @@ from varlen_graphs.layouts.dtypes import module_dtype
 
 Shape = tuple[int, ...]
 
+
+class UnknownCallError(SpecError):
+    """Neither the configuration of a tower nor its arguments tell how it is called. Its first call does."""
+
+
 INPUTS = ("pixel_values", "pixel_values_videos", "input_features", "input_values")
 """Names that transformers gives to images, videos, spectrograms and sound; the last is also a name of spectrograms."""
 
@@ -21,12 +26,12 @@ def item_shapes(tower: nn.Module, name: str) -> Iterator[Shape]:
     """Yield shapes of one input that a tower may accept, the more specific first.
 
     Raises:
-        SpecError: Nothing tells a fixed size.
+        UnknownCallError: Nothing tells a fixed size.
     """
     config = getattr(tower, "config", None)
     shapes = list(dict.fromkeys(_pictures(tower, config) if name.startswith("pixel") else _spectrograms(config, name)))
     if not shapes:
-        raise SpecError(
+        raise UnknownCallError(
             f"its configuration does not tell the fixed size of {name}: inputs of several sizes are no batch; for "
             "one size call vg.recipes.by_batch(tower, shape=...) with the shape of one input"
         )

@@ -1,7 +1,7 @@
 """Read a call of a module, and find by running it whether it takes a batch of one size or a padded one."""
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from functools import partial
@@ -24,8 +24,9 @@ from varlen_graphs.layouts.mask import Mask
 from varlen_graphs.outputs.declared import Declared
 from varlen_graphs.outputs.entries import Items, Rows
 from varlen_graphs.outputs.parts import CONSTANTS, flatten
-from varlen_graphs.recipes.inspection import fields_of
+from varlen_graphs.recipes.inspection import fields_of, itself
 from varlen_graphs.recipes.modes.cached_tables import CachedTable, cached_tables, why_changed
+from varlen_graphs.recipes.modes.skip_mask_checks import keeps_masks
 from varlen_graphs.recipes.probes.batch_model import BatchModel
 from varlen_graphs.recipes.rounding import difference
 from varlen_graphs.recipes.towers import device_of
@@ -175,22 +176,31 @@ def learn(module: nn.Module, form: CallForm, padded: bool) -> Learned:
     for model in _models(Shadow(target).module, tables, form.tensors, padded):
         try:
             spec = model.declare()
-        except CaptureError:  # no other way would help
-            break
+        except CaptureError as error:  # no other way would help
+            raise _refusal(module, [_first_lines(error)]) from error
         except Exception as error:  # the module may raise anything for a batch that it does not take
-            what = str(error) if isinstance(error, VarlenGraphsError) else repr(error)
-            failures.setdefault(" ".join(what.splitlines()[:2]))
+            failures.setdefault(_first_lines(error))
             continue
         options = {"forward": model.function} | ({"eager_if": partial(why_changed, tables)} if tables else {})
         return Learned(model.accepted(), form._replace(tensors={}), target, spec, options, model.ladder)
     shadow = Shadow(target).module
+    run = keeps_masks(itself(shadow.forward))
     with suppress(Exception):  # that of the module for this call, which it raises again
         try:
-            CaptureRulesMode(device_of(module), "it").watch(lambda: shadow.forward(**form.tensors))
+            CaptureRulesMode(device_of(module), "it").watch(lambda: run(shadow, **form.tensors))
         except CaptureError as error:  # then whatever was tried says less
-            failures = {" ".join(str(error).splitlines()[:2]): None}
+            failures = {_first_lines(error): None}
+    raise _refusal(module, failures)
+
+
+def _first_lines(error: Exception) -> str:
+    what = str(error) if isinstance(error, VarlenGraphsError) else repr(error)
+    return " ".join(what.splitlines()[:2])
+
+
+def _refusal(module: nn.Module, failures: Iterable[str]) -> SpecError:
     tried = "".join(f"\n- {why}" for why in failures)
-    raise SpecError(f"{type(module).__name__} cannot be graphed as this call takes it:{tried}")
+    return SpecError(f"{type(module).__name__} cannot be graphed as this call takes it:{tried}")
 
 
 class _WithArguments(nn.Module):
