@@ -25,6 +25,7 @@ import transformers
 from benchmarks.coverage.classes import ENCODERS, MULTIMODAL, classes
 from benchmarks.coverage.outcomes import Row, outcome, state
 from benchmarks.coverage.run import rows_of
+from varlen_graphs.recipes.registry import RECIPES
 
 PACKAGES = re.compile(r"/\S*/site-packages/")
 """Folder of this machine that reasons name."""
@@ -84,8 +85,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", help="names of classes; all by default")
     parser.add_argument("--json", type=Path, help="file to write; rows of other models that it has stay")
+    parser.add_argument("--without-recipes", action="store_true", help="as if no class had a recipe of its own")
     parser.add_argument("--processes", type=int, default=2, help="models at a time, each in one thread")
     options = parser.parse_args()
+    if options.without_recipes:
+        RECIPES.clear()  # the processes are forks of this one
     every = {name: group for group in (MULTIMODAL, ENCODERS) for name in classes(group)}
     found: dict[str, list[Row]] = {}
     if options.json is not None and options.json.exists() and options.models:

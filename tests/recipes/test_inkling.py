@@ -95,20 +95,22 @@ def test_wrong_items_get_errors(grid):
 
 def test_patches_of_inkling_are_a_batch():
     tower = inkling_tower("inkling")
-    encoder = vg.recipes.inkling(tower, [4, 16], backend="tape")
-    for count in (23, 1, 16):
-        x = torch.randn(count, 2, 4, 4, 3)
-        encoder(x)
-        encoder.poison()
-        assert distance(encoder(x), tower(x)) < 1e-5
+    calls = [torch.randn(count, 2, 4, 4, 3) for count in (70, 1, 128, 16)]
+    expected = [tower(x) for x in calls]
+    vg.wrap(tower, backend="tape")
+    for x, own in zip(calls, expected, strict=True):
+        assert distance(tower(x), own) < 1e-5
+        vg.encoders(tower)[""].poison()
+        assert distance(tower(x), own) < 1e-5
+    encoder = vg.encoders(tower)[""]
+    assert encoder.budgets[-1].items == 128  # as many as the first call needs
     encoder.verify([{"pixel_values": torch.randn(3, 2, 4, 4, 3)}])
     assert not encoder.stats.eager
 
 
-@pytest.mark.parametrize("recipe", [vg.recipes.inkling, vg.recipes.inkling2])
-def test_another_tower_is_refused(recipe):
+def test_another_tower_is_refused():
     with pytest.raises(vg.errors.SpecError, match=r"Linear has no .* expected the vision tower of Inkling"):
-        recipe(torch.nn.Linear(2, 2))
+        vg.recipes.inkling2(torch.nn.Linear(2, 2))
 
 
 def test_whole_models_give_the_same_features():

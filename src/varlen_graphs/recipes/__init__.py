@@ -13,7 +13,7 @@ from varlen_graphs.recipes.glm4v import glm4v
 from varlen_graphs.recipes.glm_image import glm_image
 from varlen_graphs.recipes.hunyuan_vl import hunyuan_vl
 from varlen_graphs.recipes.idefics import idefics
-from varlen_graphs.recipes.inkling import inkling, inkling2
+from varlen_graphs.recipes.inkling2 import inkling2
 from varlen_graphs.recipes.lfm3_vl import lfm3_vl
 from varlen_graphs.recipes.minicpmv import minicpmv, pack_slices
 from varlen_graphs.recipes.minicpmv4_6 import minicpmv4_6
@@ -47,7 +47,6 @@ __all__ = [
     "glm_image",
     "hunyuan_vl",
     "idefics",
-    "inkling",
     "inkling2",
     "lfm3_vl",
     "minicpmv",

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from varlen_graphs.budgets.ladder import Budgets, DefaultBudgets, PaddedLadder
 from varlen_graphs.checks.values import is_dense
+from varlen_graphs.declaration.budgets import BATCHES
 from varlen_graphs.declaration.buffer_spec import BufferSpec
 from varlen_graphs.declaration.static_args import alike
 from varlen_graphs.dispatch.rules_mode import CaptureRulesMode
@@ -34,6 +35,9 @@ from varlen_graphs.shadows.shadow import Shadow
 
 PADDING = 16
 """Rows of padding that must not change an output."""
+
+LARGEST = 4096
+"""Batch size up to which default budgets go where the call from which they are learned is as large."""
 
 LONGEST = 512
 """Rows of the longest item that default budgets of padded batches hold, at least."""
@@ -137,7 +141,7 @@ class Learned(NamedTuple):
         module: The module, with these arguments fixed.
         spec: Its declaration.
         options: Options of its encoder.
-        ladder: Budgets to use in place of any but a `PaddedLadder`; `None` to use any.
+        ladder: Default budgets, which padded batches have in place of any but a `PaddedLadder`.
     """
 
     tensors: Mapping[str, "_Accepted"]
@@ -145,7 +149,7 @@ class Learned(NamedTuple):
     module: nn.Module
     spec: BufferSpec
     options: dict[str, Any]
-    ladder: Budgets | None
+    ladder: DefaultBudgets
 
     def takes(self, form: CallForm) -> bool:
         """Return True for calls of this form."""
@@ -156,9 +160,11 @@ class Learned(NamedTuple):
             and alike(form.fixed, self.form.fixed)
         )
 
-    def budgets(self, budgets: Budgets | None) -> Budgets | None:
+    def budgets(self, budgets: Budgets | None) -> Budgets:
         """Return the budgets of its encoder, where these are asked for."""
-        return budgets if self.ladder is None or isinstance(budgets, PaddedLadder) else self.ladder
+        if budgets is None or (self.spec.layout.padded and not isinstance(budgets, PaddedLadder)):
+            return self.ladder
+        return budgets
 
 
 def learn(module: nn.Module, form: CallForm, padded: bool) -> Learned:
@@ -264,7 +270,7 @@ class _CallModel(BatchModel):
         ladder: See `Learned`.
     """
 
-    ladder: Budgets | None = None
+    ladder: DefaultBudgets
 
     def __init__(
         self, module: nn.Module, tables: list[CachedTable], tensors: Mapping[str, Tensor], of_items: set[str],
@@ -320,6 +326,14 @@ def _layouts(batch: Tensor, others: Mapping[str, Tensor]) -> Iterator[Mask | Len
 
 class _OfOneSize(_CallModel):
     """A module, and batches made of the items of a call."""
+
+    @property
+    def ladder(self) -> DefaultBudgets:  # type: ignore[override]
+        """Batch sizes: the default ones, and more up to the batch of the call."""
+        sizes = [*BATCHES]
+        while sizes[-1] < min(len(self.batch), LARGEST):
+            sizes.append(2 * sizes[-1])
+        return DefaultBudgets(sizes)
 
     @property
     def rows(self) -> InputRows:  # type: ignore[override]

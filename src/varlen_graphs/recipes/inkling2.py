@@ -1,8 +1,8 @@
-"""Inkling: patches of images, each alone; and Inkling 2: images with class tokens, merged for the language model.
+"""Inkling 2: images with class tokens, merged for the language model.
 
 Follows `transformers/models/inkling2/modeling_inkling2.py`, whose submodules it calls by name. The tower of Inkling 2
 computes class tokens, positions and segments on the host; here they are in the graph, and its own layers attend by
-`varlen_attention`. The tower of Inkling has no attention: each patch is an input of a batch.
+`varlen_attention`. The tower of Inkling, without attention, needs no recipe: each patch is an item of a batch.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ from einops import rearrange
 from torch import Tensor
 
 from varlen_graphs.budgets.budget import Budget
-from varlen_graphs.budgets.ladder import Budgets, DefaultBudgets
+from varlen_graphs.budgets.ladder import Budgets
 from varlen_graphs.buffers import interpolate_positions
 from varlen_graphs.declaration.buffer_spec import BufferSpec
 from varlen_graphs.encoder import GraphedEncoder
@@ -21,35 +21,11 @@ from varlen_graphs.layouts.grids import GridTHW
 from varlen_graphs.layouts.item_table import ItemTable
 from varlen_graphs.outputs.declared import Fields
 from varlen_graphs.outputs.entries import Entries, Rows
-from varlen_graphs.recipes.by_batch import by_batch
 from varlen_graphs.recipes.registry import register
 from varlen_graphs.recipes.towers import check_parts, item_table, output_class
 from varlen_graphs.recipes.vision_tower import recorded
 
-PATCHES = [16, 64, 256, 1024, 4096]
-"""Budgets of Inkling by default."""
-
 PARTS = ("embeddings", "pre_layernorm", "rotary_emb", "layers", "merger")
-
-
-@register("InklingVisionModel")
-def inkling(tower: Any, budgets: Budgets | None = None, **options: Any) -> GraphedEncoder:
-    """Graph the vision tower of Inkling.
-
-    The encoder is called as the tower is, with `pixel_values` `[patches, frames, side, side, channels]`.
-
-    Args:
-        tower: `model.model.vision_tower` of a whole model.
-        budgets: As for `GraphedEncoder`, in patches; `None` is `[16, 64, 256, 1024, 4096]`.
-        **options: Other arguments of `GraphedEncoder`, such as `backend`, `memory`, `capture` or `verify`.
-
-    Raises:
-        SpecError: `tower` does not take such patches, or cannot be captured.
-    """
-    check_parts(tower, ("encoder_layers", "final_norm"), "the vision tower of Inkling, model.model.vision_tower")
-    config = tower.config
-    shape = config.temporal_patch_size, config.patch_size, config.patch_size, config.num_channels
-    return by_batch(tower, DefaultBudgets(PATCHES) if budgets is None else budgets, shape=shape, **options)
 
 
 @register("Inkling2VisionModel")
