@@ -246,6 +246,8 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "row_counts": row_counts,
     "breakdown": breakdown,
     "families": plain("family", "input", "rows", "eager_ms", "exact_ms", "graphed_ms"),
+    "automatic": plain("family", "input", "rows", "eager_ms", "exact_ms", "automatic_ms", "graphed_ms"),
+    "modules": plain("module", "input", "eager_ms", "compiled_ms", "wrapped_ms", "compiled_start_s", "wrapped_start_s"),
     "encoders": plain("model", "batch", "tokens", "kernels_ms", *(f"{name}_ms" for name in ENCODERS)),
     "encoders_in_row": plain("model", "batch", *(f"{name}_in_row_ms" for name in ENCODERS)),
     "sentences": plain("dtype", "texts", "mean_tokens", "tokenizer_s", "eager_s", "wrapped_s", "error"),

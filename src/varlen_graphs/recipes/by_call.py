@@ -41,8 +41,8 @@ def by_call(
     Args:
         module: The module, on its device, in its dtype, and in evaluation mode.
         budgets: Batch sizes; `None` is `[1, 2, 4, 8, 16, 32]`, and doubled on up to the batch of the call. For
-            `padded` batches a `PaddedLadder`, which in place of anything else is one of items of 512 rows, or as many as
-            the call has.
+            `padded` batches a `PaddedLadder`, which in place of anything else is one of items of 512 rows, or as
+            many as the call has.
         call: The arguments of a call by name.
         padded: If True, a mask `[items, length]` that marks the first rows of each item, or all but these, or lengths
             of items (int64 `[items]`) make the batch a padded one, if trying shows that they keep the module from the
