@@ -38,8 +38,8 @@ def test_the_summary_is_a_declaration_to_paste_with_the_keywords_that_the_module
     for words in (
         'rows="x",',
         'layout=vg.Lengths("lengths"),',
-        'vg.buffers.GridPositions("position_ids", order=...),',
-        "...,  # MaxSeqlen",
+        "vg.buffers.RowPositions(),",
+        "vg.buffers.MaxSeqlen(),",
         "The module takes position_ids as keyword arguments: vg.recipes.generic(module)",
     ):
         assert words in diagnosis.summary

@@ -109,7 +109,8 @@ def diagnose(module: nn.Module, *calls: Any) -> Diagnosis:
         with torch.inference_mode(False):
             seen.append(wrong_replays(shadow.module, examples[0], _forward_line(module)))
     findings = merge_findings(seen)
-    advice = summary(module, examples[0], findings)
+    with CAPTURE_LOCK, torch.inference_mode(False):
+        advice = summary(shadow.module, examples, findings)
     return Diagnosis(type(module).__name__, len(calls), findings, _notes(alone), advice)
 
 

@@ -1,11 +1,12 @@
 """Example calls with which the doctor runs a module."""
 
+import inspect
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_map_only
 
 MOST_COLUMNS = 3
@@ -39,6 +40,13 @@ class ExampleCall(NamedTuple):
     def arguments(self) -> dict[str, Any]:
         """Return the arguments, positional ones by their number."""
         return {str(at): value for at, value in enumerate(self.args)} | self.kwargs
+
+    def named(self, module: nn.Module) -> Mapping[str, Any]:
+        """Return the arguments by the names that the forward of a module has for them."""
+        try:
+            return inspect.signature(module.forward).bind_partial(*self.args, **self.kwargs).arguments
+        except (TypeError, ValueError):
+            return self.kwargs
 
     def replaced(self, others: Mapping[str, Any]) -> "ExampleCall":
         """Return the call with other values of some arguments."""

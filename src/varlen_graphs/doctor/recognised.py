@@ -1,0 +1,334 @@
+"""What a module computes of its items by itself, recognised by its values: the declaration that would compute it."""
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from itertools import product
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from varlen_graphs.budgets.budget import Budget
+from varlen_graphs.buffers import (
+    AttentionMask,
+    Buffer,
+    CuSeqlens,
+    GridPositions,
+    Interpolation,
+    MaxSeqlen,
+    RotaryTable,
+    RowPositions,
+    WindowIndex,
+)
+from varlen_graphs.dispatch.thread_modes import RunMode, run_under
+from varlen_graphs.doctor.example_call import ExampleCall
+from varlen_graphs.kernels.interpolation.reference import Mode
+from varlen_graphs.layouts.arguments import LayoutArgument
+from varlen_graphs.layouts.grids import GridHW, GridTHW
+from varlen_graphs.layouts.item_table import ItemTable
+from varlen_graphs.layouts.items import Layout, Order
+from varlen_graphs.layouts.segments import Per, Windows, segments_of
+
+SIDES = range(2, 9)
+"""Sides of windows to look for."""
+
+MOST_FREQUENCIES = 512
+"""Entries of a vector that may be frequencies of a rotary embedding."""
+
+_MODES: tuple[Mode, ...] = ("bilinear", "bicubic")
+
+IN_THE_PACKAGE = ("GridTHW", "Lengths", "Mask")
+"""Layouts that `varlen_graphs` has itself; the others are in `varlen_graphs.layouts`."""
+
+Value = Tensor | int
+
+
+class Declared(NamedTuple):
+    """Parts of a declaration to paste.
+
+    Attributes:
+        layout: The layout argument.
+        buffers, inputs: Those that were recognised.
+        outputs: The outputs; `None` if they are `Rows()`, the default, or were not recognised.
+    """
+
+    layout: LayoutArgument
+    buffers: list[Buffer]
+    inputs: list[str]
+    outputs: str | None
+
+
+def recognise(
+    module: nn.Module, examples: Sequence[ExampleCall], rows: str, name: str, layout: LayoutArgument
+) -> Declared | None:
+    """Return the parts of a declaration, found by running a module on its calls, which it may write to.
+
+    Each kind of buffer is computed for the items of each call, and compared with every tensor and number that the
+    module computes on its way.
+
+    Args:
+        module: The module.
+        examples: Its calls.
+        rows: Name of the argument that holds the rows.
+        name: Name of the argument that describes the items.
+        layout: How that may be declared.
+
+    Returns:
+        `None` if a call does not run, or its items are not those of its rows.
+    """
+    calls = []
+    for example in examples:
+        given = example.named(module)
+        try:
+            call = _Call(example, given, given[rows].shape, Layout(tuple(layout.parse(given[name]))))
+            layout.check_rows(call.items, call.shape, rows)
+            calls.append(call._replace(output=_run(module, example, _Seen({}))))
+        except Exception:  # of the module, or of calls that are none of this layout
+            return None
+    outputs = _outputs(calls, layout)
+    merge = _merge(outputs, calls, layout)
+    if merge > 1:
+        layout = dataclasses.replace(layout, merge=merge)  # type: ignore[type-var]  # a grid
+    candidates = [*_candidates(module, layout)]
+    for call in calls:
+        wanted = {at: _produced(one, call, layout, module) for at, one in enumerate(candidates)}
+        seen = _Seen({at: values for at, values in wanted.items() if values})
+        try:
+            _run(module, call.example, seen)
+        except Exception:
+            return None
+        candidates = [one for at, one in enumerate(candidates) if at in seen.found]
+    found = _distinct(candidates, calls, layout, module)
+    attends = {one.per for one in found if isinstance(one, CuSeqlens)}
+    if any(isinstance(one, RotaryTable) for one in found):  # positions are on the way to it
+        found = [one for one in found if not isinstance(one, GridPositions)]
+    found = [
+        one for one in found if not isinstance(one, MaxSeqlen) or one.per in attends or _varies(one, calls, layout)
+    ]
+    beside = [
+        text
+        for other, value in calls[0].given.items()
+        if other not in (rows, name) and isinstance(value, Tensor) and (text := _input(other, calls, layout))
+    ]
+    return Declared(layout, found, beside, outputs)
+
+
+class _Call(NamedTuple):
+    """A call: its arguments by name, the shape of its rows, its items and its output."""
+
+    example: ExampleCall
+    given: Mapping[str, Any]
+    shape: torch.Size
+    items: Layout
+    output: Any = None
+
+
+def _run(module: nn.Module, example: ExampleCall, mode: RunMode) -> Any:
+    own = example.copied(next((one.device for one in example.tensors().values()), torch.device("cpu")))
+    with torch.no_grad():
+        return run_under(partial(module, *own.args, **own.kwargs), mode)
+
+
+class _Seen(RunMode):
+    """Looks for values among the tensors that operators return, and the numbers that they take.
+
+    Attributes:
+        found: The keys of those that were seen.
+    """
+
+    def __init__(self, wanted: Mapping[int, list[Value]]) -> None:
+        super().__init__()
+        self._wanted = dict(wanted)
+        self.found: set[int] = set()
+
+    def run_operator(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operator, and return its result."""
+        result = func(*args, **kwargs)
+        numbers = {leaf for leaf in tree_leaves((args, kwargs)) if type(leaf) is int}
+        tensors = [leaf.squeeze() for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        for key, values in [*self._wanted.items()]:
+            values = [value for value in values if not any(_is(value, tensor) for tensor in tensors)]
+            values = [value for value in values if not (isinstance(value, int) and value in numbers)]
+            self._wanted[key] = values
+            if not values:
+                self.found.add(key)
+                del self._wanted[key]
+        return result
+
+
+def _is(value: Value, tensor: Tensor) -> bool:
+    """Return True if a tensor holds a value, in any dtype of its kind."""
+    if isinstance(value, int):
+        return tensor.dim() == 0 and not tensor.is_floating_point() and tensor.item() == value
+    if tensor.is_floating_point() != value.is_floating_point():
+        return False
+    if value.dim() == tensor.dim() and value.shape[-1] == 2 * tensor.shape[-1]:  # rotary tables have all angles twice
+        first, second = value.chunk(2, -1)
+        value = first if torch.equal(first, second) else value
+    if tensor.shape != value.shape:
+        return False
+    if not value.is_floating_point():
+        return torch.equal(tensor.to(torch.int64), value.to(torch.int64))
+    return torch.allclose(tensor.float(), value.float(), rtol=1e-3, atol=1e-4)
+
+
+def _candidates(module: nn.Module, layout: LayoutArgument) -> Iterator[Buffer]:
+    """Yield the buffers that a module may compute by itself, the plainest of each kind first."""
+    if layout.padded:
+        for causal, dtype in product((False, True), (torch.bool, None)):
+            yield AttentionMask("mask", causal=causal, dtype=dtype)
+        return
+    grid = isinstance(layout, GridTHW | GridHW)
+    kinds: tuple[Per, ...] = ("frame", "item") if isinstance(layout, GridTHW) else ("item",)
+    yield from (CuSeqlens(per=per) for per in kinds)
+    yield from (MaxSeqlen(per=per) for per in kinds)
+    if not grid:
+        yield RowPositions()
+        return
+    for side in SIDES:
+        windows = Windows(side)
+        yield WindowIndex(windows)
+        yield CuSeqlens("cu_window_seqlens", per=windows)
+        yield MaxSeqlen("max_window_seqlen", per=windows)
+    orders: tuple[Order, ...] = ("raster", "merge_block") if layout.merge > 1 else ("raster",)
+    tensors = [*module.named_parameters(), *module.named_buffers()]
+    for order in orders:
+        yield GridPositions(order=order)
+    for path, tensor in tensors:
+        if tensor.dim() == 1 and 1 < len(tensor) <= MOST_FREQUENCIES and tensor.is_floating_point():
+            yield from (RotaryTable(inv_freq=path, order=order) for order in orders)
+        if tensor.dim() == 2 and len(tensor) > 1 and math.isqrt(len(tensor)) ** 2 == len(tensor):
+            for mode, corners, order in product(_MODES, (False, True), orders):
+                yield Interpolation(table=path, mode=mode, align_corners=corners, order=order)
+            yield from (Interpolation(table=path, order=order, antialias=True) for order in orders)
+
+
+def _produced(buffer: Buffer, call: _Call, layout: LayoutArgument, module: nn.Module) -> list[Value]:
+    """Return the values of a buffer for the items of a call, without any padding; empty if it has none."""
+    items = call.items.items
+    per: Per = buffer.per if isinstance(buffer, CuSeqlens | MaxSeqlen) else "item"
+    segments = [segments_of(item, per, layout.merge) for item in items]
+    longest = max(longest for _, longest in segments)
+    if isinstance(buffer, MaxSeqlen):
+        return [longest]
+    budget = Budget(call.items.total, len(items), sum(count for count, _ in segments), longest)
+    if layout.padded:
+        budget = Budget.padded(*call.shape[:2])
+    device = next((one.device for one in call.example.tensors().values()), torch.device("cpu"))
+    table = ItemTable(torch.tensor(items, dtype=torch.int64, device=device), budget, layout)
+    try:
+        made = [leaf.squeeze() for leaf in tree_leaves(buffer.produce(table, module)) if isinstance(leaf, Tensor)]
+    except Exception:  # it does not suit these items
+        return []
+    return [*made] if all(one.dim() for one in made) else []  # those of a single number are seen by chance
+
+
+def _distinct(
+    candidates: Sequence[Buffer], calls: Sequence[_Call], layout: LayoutArgument, module: nn.Module
+) -> list[Buffer]:
+    """Return the candidates without those whose values are those of one before, in all calls."""
+    found: list[Buffer] = []
+    known: list[list[list[Value]]] = []
+    for one in candidates:
+        values = [_produced(one, call, layout, module) for call in calls]
+        if isinstance(one, WindowIndex) and all(_counts(value) for own in values for value in own):
+            continue  # no window moves a row, and any count of rows is the same
+        if not any(_same(values, other) for other in known):
+            found.append(one)
+            known.append(values)
+    return found
+
+
+def _varies(buffer: MaxSeqlen, calls: Sequence[_Call], layout: LayoutArgument) -> bool:
+    """Return True if the longest segment differs between calls: else any number may be the same by chance."""
+    return len({max(segments_of(item, buffer.per, layout.merge)[1] for item in one.items.items) for one in calls}) > 1
+
+
+def _counts(value: Value) -> bool:
+    return isinstance(value, Tensor) and torch.equal(value, torch.arange(len(value), device=value.device))
+
+
+def _same(one: list[list[Value]], other: list[list[Value]]) -> bool:
+    """Return True if two buffers have the same values in all calls."""
+    if [len(values) for values in one] != [len(values) for values in other]:
+        return False
+    pairs = (pair for left, right in zip(one, other, strict=True) for pair in zip(left, right, strict=True))
+    return all(_is(b, a) if isinstance(a, Tensor) else type(b) is int and a == b for a, b in pairs)
+
+
+def _outputs(calls: Sequence[_Call], layout: LayoutArgument) -> str | None:
+    """Return the declaration of the outputs."""
+    outputs = [call.output for call in calls]
+    fields = [_fields(output) for output in outputs]
+    if all(isinstance(output, Tensor) for output in outputs):
+        extent = _extent([output.shape for output in outputs], calls, layout)
+        return None if extent in (None, "vg.outputs.Rows()") else extent
+    if any(not own for own in fields) or len({tuple(own) for own in fields}) > 1:
+        return None
+    extents = {name: _extent([own[name].shape for own in fields], calls, layout) for name in fields[0]}
+    if None in extents.values():
+        return None
+    return f"vg.outputs.Fields({', '.join(f'{name}={extent}' for name, extent in extents.items())})"
+
+
+def _fields(output: Any) -> dict[str, Tensor]:
+    items = output.items() if isinstance(output, Mapping) else ()
+    return {name: value for name, value in items if isinstance(value, Tensor)}
+
+
+def _extent(shapes: Sequence[torch.Size], calls: Sequence[_Call], layout: LayoutArgument) -> str | None:
+    """Return the extent of an output with these shapes: an entry for each row, for several, or for each item."""
+    if not all(shapes):
+        return None
+    sizes = [shape[1] if layout.padded and len(shape) > 1 else shape[0] for shape in shapes]
+    rows = [call.shape[1] if layout.padded else call.items.total for call in calls]
+    ratios = {count // size if size and count % size == 0 else 0 for count, size in zip(rows, sizes, strict=True)}
+    if all(shape[0] == len(call.items) for shape, call in zip(shapes, calls, strict=True)) and ratios != {1}:
+        return "vg.outputs.Items()"
+    (ratio,) = ratios if len(ratios) == 1 else (0,)
+    return {0: None, 1: "vg.outputs.Rows()"}.get(ratio, f"vg.outputs.Rows(every={ratio})")
+
+
+def _merge(outputs: str | None, calls: Sequence[_Call], layout: LayoutArgument) -> int:
+    """Return the side of the blocks of rows that outputs merge."""
+    every = max((int(part.split(")")[0]) for part in (outputs or "").split("every=")[1:]), default=1)
+    side = math.isqrt(every)
+    whole = all(item[1] % side == 0 and item[2] % side == 0 for call in calls for item in call.items.items)
+    return side if isinstance(layout, GridTHW | GridHW) and side * side == every and whole else 1
+
+
+def _input(name: str, calls: Sequence[_Call], layout: LayoutArgument) -> str | None:
+    """Return the declaration of a tensor that calls bring beside the rows; `None` if some do not."""
+    tensors = [call.given.get(name) for call in calls]
+    shapes = [one.shape for one in tensors if isinstance(one, Tensor)]
+    if len(shapes) < len(calls):
+        return None
+    dtype = tensors[0].dtype  # type: ignore[union-attr]
+    of = "" if dtype.is_floating_point else f", dtype={dtype}"
+    dims = 2 if layout.padded else 1
+    if all(shape[:dims] == call.shape[:dims] for shape, call in zip(shapes, calls, strict=True)):
+        return f'vg.inputs.PerRow("{name}", {tuple(shapes[0][dims:])}{of})'
+    if all(shape[:1] == (len(call.items),) for shape, call in zip(shapes, calls, strict=True)):
+        return f'vg.inputs.PerItem("{name}", {tuple(shapes[0][1:])}{of})'
+    return f'vg.inputs.PerCall("{name}", {tuple(shapes[0])}{of})' if len({*shapes}) == 1 else None
+
+
+def pasted(part: Any) -> str:
+    """Return a buffer or a layout as code: its class, and the fields that are not at their defaults."""
+    kind = type(part).__name__
+    where = "vg.buffers" if isinstance(part, Buffer) else "vg" if kind in IN_THE_PACKAGE else "vg.layouts"
+    fields = [(one.name, getattr(part, one.name), one.default) for one in dataclasses.fields(part) if one.init]
+    changed = [(name, value) for name, value, default in fields if value != default]
+    named = isinstance(part, LayoutArgument) or any(name == "name" for name, _ in changed)
+    first = [_code(part.name)] if named else []
+    rest = [f"{name}={_code(value)}" for name, value in changed if name != "name"]
+    return f"{where}.{kind}({', '.join([*first, *rest])})"
+
+
+def _code(value: Any) -> str:
+    if isinstance(value, Windows):
+        return f"vg.layouts.Windows({value.side})"
+    return f'"{value}"' if isinstance(value, str) else repr(value)
