@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import varlen_graphs as vg
-from tests.support.called_modules import DIM, Classifier, Model, Sequences, about, made
+from tests.support.called_modules import DIM, Classifier, Model, Placed, Sequences, about, made, placed
 from varlen_graphs.recipes import by_call
 
 LADDER = vg.budgets.PaddedLadder(batch=4, length=48, step=2.0)
@@ -386,3 +386,13 @@ def test_rows_of_padding_that_others_read_are_those_of_the_module():
         call = torch.randn(2, 6, DIM), about(lengths, False)
         torch.testing.assert_close(model.embed(*call), own.embed(*call))
     assert replays(model) == 3
+
+
+def test_places_among_floats_that_no_check_can_vary_run_eager():
+    model, own = wrapped(made(Placed))
+    calls = [placed(batch) for batch in (3, 2, 3)]
+    with pytest.warns(UserWarning, match="index out of range"):
+        first = model(calls[0])
+    assert torch.equal(first, own(calls[0]))
+    assert all(torch.equal(model(call), own(call)) for call in calls)
+    assert replays(model) == 0

@@ -77,3 +77,21 @@ def about(lengths, kind, dtype=torch.bool):
         return torch.tensor(lengths)
     real = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
     return (real if kind else ~real).to(dtype)
+
+
+class Placed(nn.Module):
+    """Rows of floats that begin with their place in a table: no other number may stand there."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.layers = nn.Embedding(16, DIM), nn.ModuleList([nn.Linear(DIM, DIM)])
+
+    def forward(self, rows):
+        """Embed the places, and project."""
+        return self.layers[0](rows[..., 1:] + self.table(rows[..., 0].long()))
+
+
+def placed(batch, length=16):
+    """Rows for `Placed`."""
+    places = torch.rand(batch, length).argsort(1)[..., None].float()
+    return torch.cat([places, torch.randn(batch, length, DIM)], -1)

@@ -52,7 +52,9 @@ def summary(module: nn.Module, examples: Sequence[ExampleCall], findings: Sequen
     recognised = found.buffers if found is not None else []
     named = {one.name for one in recognised}
     asked = [name for name in keywords if name not in named]
-    buffers = [_BY_KEYWORD.get(name, f'vg.buffers.DeviceBuffer("{name}", ...)') for name in asked] + [*map(pasted, recognised)]
+    buffers = [_BY_KEYWORD.get(name, f'vg.buffers.DeviceBuffer("{name}", ...)') for name in asked] + [
+        *map(pasted, recognised)
+    ]
     others = [] if recognised else others  # which are told by words alone
     layout = layout if found is None else found.layout
     described_by = "..." if layout is None else pasted(layout)

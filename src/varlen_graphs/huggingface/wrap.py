@@ -28,12 +28,12 @@ def wrap(model: M, budgets: Budgets | Mapping[str, Budgets] | None = None, **opt
     Finds the towers and puts an encoder in place of each tower's `forward`. A tower is understood by the recipe for its
     class; else by `recipes.generic`, if it describes its items; else by `recipes.by_batch`, if it takes a batch; else
     by `recipes.speech`, if it takes clips with a mask; else by `recipes.flattened_patches`, if it takes patches with
-    their rows and columns; else, where the model neither generates nor merges texts with images, by
-    `recipes.packed_text`, if it reads texts. The last five run the tower, never a language model that generates, on a
-    few small inputs, and check that the outputs are equal. A model without any of these that is not one of transformers
-    is understood by its first call, by `recipes.by_call`. The towers remain the same objects, and `unwrap` restores
-    exactly what was there. Graphs are captured as calls need them, or all by `encoder.capture()` for the
-    `encoders(model)`. The encoders of a model share one pool per device.
+    their rows and columns; else, where the model neither generates nor merges texts with images, and for the encoder of
+    a pair, by `recipes.packed_text`, if it reads texts. The last five run the tower, never a language model that
+    generates, on a few small inputs, and check that the outputs are equal. A tower whose inputs nothing describes, and
+    a model that is not one of transformers, are understood by their first call, by `recipes.by_call`. The towers remain
+    the same objects, and `unwrap` restores exactly what was there. Graphs are captured as calls need them, or all by
+    `encoder.capture()` for the `encoders(model)`. The encoders of a model share one pool per device.
 
     Calls that a tower without a recipe takes, but that were not understood (an undeclared mask), run eager, with a
     warning and the reason in `stats`.

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import varlen_graphs as vg
-from tests.support.called_modules import DIM, Classifier, Model, Sequences, about, made
+from tests.support.called_modules import DIM, Classifier, Model, Placed, Sequences, about, made, placed
 from tests.support.gpu import on_gpus
 
 pytestmark = on_gpus()
@@ -52,3 +52,15 @@ def test_the_parts_that_are_called_get_encoders():
     torch.testing.assert_close(model.encode_images(images), own.encode_images(images), rtol=1e-3, atol=1e-3)
     assert [*vg.encoders(model)] == ["images"]
     assert replays(model) == 1
+
+
+@torch.no_grad()
+def test_places_among_floats_end_no_process():
+    model, own = wrapped(made(Placed))
+    calls = [placed(batch).cuda() for batch in (3, 2, 3)]
+    with pytest.warns(UserWarning):
+        first = model(calls[0])
+    assert torch.equal(first, own(calls[0]))
+    assert all(torch.equal(model(call), own(call)) for call in calls)
+    torch.cuda.synchronize()
+    assert replays(model) == 0

@@ -9,6 +9,7 @@ from torch import nn
 
 from varlen_graphs.declaration.buffer_spec import BufferSpec
 from varlen_graphs.declaration.other_outputs import OUTPUT_HIDDEN_STATES
+from varlen_graphs.dispatch.checked_indices import run_checked
 from varlen_graphs.dispatch.rules_mode import CaptureRulesMode
 from varlen_graphs.errors import CaptureError, SpecError, VarlenGraphsError
 from varlen_graphs.inputs.rows import Rows as InputRows
@@ -65,8 +66,12 @@ class BatchModel:
 
     def run(self, count: int, asked: Mapping[str, Any] | None = None, first: int = 0) -> Any:
         """Return the output of the tower's own forward for so many items, with some arguments more."""
+        return self.called(self.example(count, first) | dict(asked or {}))
+
+    def called(self, arguments: Mapping[str, Any]) -> Any:
+        """Return the output of the tower's own forward; an index out of range is an error on a GPU, too."""
         with torch.no_grad():
-            return self.forward(**self.example(count, first) | dict(asked or {}))
+            return run_checked(lambda: self.forward(**arguments), self.device)
 
     def declare(self) -> BufferSpec:
         """Return the declaration, checked.

@@ -28,7 +28,7 @@ from varlen_graphs.outputs.parts import CONSTANTS, flatten
 from varlen_graphs.recipes.inspection import fields_of, itself
 from varlen_graphs.recipes.modes.cached_tables import CachedTable, cached_tables, why_changed
 from varlen_graphs.recipes.modes.skip_mask_checks import keeps_masks
-from varlen_graphs.recipes.probes.batch_model import BatchModel
+from varlen_graphs.recipes.probes.batch_model import MORE, BatchModel
 from varlen_graphs.recipes.rounding import difference
 from varlen_graphs.recipes.towers import device_of
 from varlen_graphs.shadows.shadow import Shadow
@@ -346,13 +346,18 @@ class _OfOneSize(_CallModel):
         return tuple(self.batch.shape[1:])
 
     def example(self, count: int, first: int = 0) -> dict[str, Any]:
-        """Return so many items of the call, each moved by another number of places so that none equals another."""
+        """Return so many items of the call, each moved by another number of places so that none equals another.
+
+        They move along the first dimension that is long enough: the entries of a later one may differ in what they
+        mean, such as places of a patch ahead of its pixels.
+        """
         numbers = range(first, first + count)
         at = [number % len(self.batch) for number in numbers]
         entries = {name: one[at] if name in self.of_items else one for name, one in self.tensors.items()}
         if self.shape:
+            dim = next((dim for dim, size in enumerate(self.shape) if size > MORE), len(self.shape) - 1)
             entries[self.name] = torch.stack(
-                [self.batch[place].roll(n, -1) for n, place in zip(numbers, at, strict=True)]
+                [self.batch[place].roll(n, dim) for n, place in zip(numbers, at, strict=True)]
             )
         return entries
 
@@ -399,8 +404,7 @@ class _Padded(_CallModel):
         return BufferSpec(rows, self.layout, inputs=self.inputs, outputs=outputs, declared_by="recipe")
 
     def _run(self, items: Sequence[int], lengths: Sequence[int], length: int, moved: int = 0) -> Any:
-        with torch.no_grad():
-            return self.forward(**self._call(items, lengths, length, moved))
+        return self.called(self._call(items, lengths, length, moved))
 
     def _call(self, items: Sequence[int], lengths: Sequence[int], length: int, moved: int = 0) -> dict[str, Any]:
         """Return a call of some items, said to be of these lengths; `moved` chooses the rows behind the cut ones."""
