@@ -499,20 +499,38 @@ ATTRIBUTES = {
 
 
 @pytest.mark.parametrize(("change", "message"), ATTRIBUTES.values(), ids=ATTRIBUTES.keys())
-def test_numbers_and_forwards_that_change_are_found_when_asked_and_frozen_until_then(change, message):
-    encoder, rows = scaling_encoder(), rows_for([6])
-    expected = encoder(rows, lengths=[6])
+def test_numbers_and_forwards_that_change_are_found_by_a_check(change, message):
+    encoder = scaling_encoder()
     encoder.check()
     change(encoder.module)
-    assert equal_bits(encoder(rows, lengths=[6]), expected)
     with pytest.raises(vg.errors.StaleGraphError, match=re.escape(message)):
         encoder.check()
 
 
-def test_numbers_that_change_are_answered_by_a_capture_after_a_check():
+@pytest.mark.parametrize("name", [name for name in ATTRIBUTES if "class" not in name])
+def test_numbers_and_forwards_that_change_are_found_by_calls(name):
+    change, message = ATTRIBUTES[name]
+    encoder, rows = scaling_encoder(), rows_for([6])
+    change(encoder.module)
+    with pytest.raises(vg.errors.StaleGraphError, match=re.escape(message)):
+        encoder(rows, lengths=[6])
+    encoder.release()
+    assert distance(encoder(rows, lengths=[6]), encoder.eager(rows, lengths=[6])) < 1e-6
+
+
+def test_attributes_that_are_neither_numbers_nor_text_may_come_and_go():
+    encoder, rows = scaling_encoder(), rows_for([6])
+    for value in ([1], None, torch.ones(2), "new", 3.0):
+        encoder.module.beside = value
+        encoder(rows, lengths=[6])
+        del encoder.module.beside
+        encoder(rows, lengths=[6])
+    assert encoder.stats.replays.total() == 11
+
+
+def test_numbers_that_change_are_answered_by_a_capture():
     encoder, rows = scaling_encoder(capture=vg.options.Capture(on_change="recapture")), rows_for([6])
     encoder.module.scale = 3.0
-    encoder.check()
     assert distance(encoder(rows, lengths=[6]), encoder.eager(rows, lengths=[6])) < 1e-6
 
 

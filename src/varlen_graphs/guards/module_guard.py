@@ -123,12 +123,24 @@ class ModuleGuard:
         registries = [(owner, name) for _, owner, name, _ in self._names]
         # No event tells of these: `insert` makes the registry of a container longer, `pop` makes another one.
         contents = [(own, "_modules") for own in self._containers]
+        attributes = [(vars(part), self._numbers_of(path, vars(part))) for path, part, _, _ in self._forms]
         self._samples = cycle(
             [
-                SlotGroup([*self._always, *self._slots[at::count]], [*contents, *registries[at::count]])
+                SlotGroup(
+                    [*self._always, *self._slots[at::count]], [*contents, *registries[at::count]], attributes[at::count]
+                )
                 for at in range(count)
             ]
         )
+
+    def _numbers_of(self, path: str, attributes: Mapping[str, Any]) -> list[str]:
+        """Return the names of attributes of a module that a graph has frozen: numbers and text, and its own forward."""
+        start = f"{path}." if path else ""
+        return [
+            name
+            for name, value in attributes.items()
+            if name == "forward" or (_is_number(name, value) and f"{start}{name}" not in self._moving)
+        ]
 
     def find_change(self) -> Change | None:
         """Compare everything, and describe the first change, if any."""
@@ -173,9 +185,9 @@ class ModuleGuard:
         """Compare one sample, a different one at each call, and everything if the sample shows a change.
 
         Changes of all weights (moving, casting or loading the module), and containers that grow or shrink, are found at
-        once, a change of a single tensor or registration within `CALLS` calls: comparing some hundred weights takes
-        longer than the rest of a call. What lies in lists and closures, and the attribute snapshot, are compared by
-        `find_change` only. What was changed once may change again, so then every call compares everything.
+        once, a change of a single tensor, registration, number or text within `CALLS` calls: comparing some hundred
+        weights takes longer than the rest of a call. What lies in lists and closures is compared by `find_change` only.
+        What was changed once may change again, so then every call compares everything.
         """
         sample = next(self._samples)
         return self.find_change() if self._was_changed or not sample.unchanged() else None
@@ -192,8 +204,13 @@ def _odd_prime(most: int) -> int:
 
 def _is_frozen(change: Changed) -> bool:
     """Return True if a number or text was replaced by another one, which a graph does not follow."""
-    same_kind = issubclass(type(change.before), NUMBERS) and issubclass(type(change.now), NUMBERS)
-    return same_kind and change.key not in CHECKED and not change.key.startswith("_")
+    return _is_number(change.key, change.before) and _is_number(change.key, change.now)
+
+
+def _is_number(name: str, value: Any) -> bool:
+    """Return True for a number or text in an attribute that graphs freeze, and no call compares at once."""
+    is_number = issubclass(type(value), NUMBERS) and value == value  # objects may raise where they are looked at
+    return is_number and name not in CHECKED and not name.startswith("_")
 
 
 def _forward_override(module: nn.Module) -> Any:

@@ -1,7 +1,7 @@
 """Slots that hold tensors and submodules, and comparison of their values with those at capture."""
 
-from collections.abc import Iterator, Sequence
-from operator import attrgetter, is_
+from collections.abc import Iterator, Mapping, Sequence
+from operator import attrgetter, is_, itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -44,6 +44,9 @@ class Slot(NamedTuple):
 Registry = tuple[Any, str]
 """The attributes of a module, and the name of a registry among them."""
 
+Named = tuple[Mapping[str, Any], Sequence[str]]
+"""The attributes of a module, and the names of some."""
+
 
 class SlotGroup:
     """Some slots, prepared for fast comparison in the registries that their modules have now.
@@ -51,10 +54,17 @@ class SlotGroup:
     Args:
         slots: The slots.
         registries: Registries whose objects and sizes are compared, too.
+        attributes: Attributes whose number is compared, and the values of those that are named.
     """
 
-    def __init__(self, slots: list[Slot], registries: Sequence[Registry] = ()) -> None:
+    def __init__(
+        self, slots: list[Slot], registries: Sequence[Registry] = (), attributes: Sequence[Named] = ()
+    ) -> None:
         self._slots = slots
+        self._attributes = [own for own, _ in attributes]
+        self._counts = [*map(len, self._attributes)]
+        self._getters = [itemgetter(*names) if names else _nothing for _, names in attributes]
+        self._numbers = [getter(own) for own, getter in zip(self._attributes, self._getters, strict=True)]
         self._owners, self._registry_names = [own for own, _ in registries], [name for _, name in registries]
         self._whole = [own[name] for own, name in registries]
         self._sizes = [*map(len, self._whole)]
@@ -74,16 +84,24 @@ class SlotGroup:
     def unchanged(self) -> bool:
         """Return True if all slots hold the same objects, at the same addresses and in the same form.
 
-        And if the registries are the same objects, with as many entries.
+        And if the registries are the same objects, with as many entries, and attributes are as they were.
         """
         return (
-            all(map(is_, map(dict.get, self._owners, self._registry_names), self._whole))
+            list(map(len, self._attributes)) == self._counts
+            and self._has_numbers()
+            and all(map(is_, map(dict.get, self._owners, self._registry_names), self._whole))
             and list(map(len, self._whole)) == self._sizes
             and all(map(is_, map(dict.get, self._registries, self._names), self._values))
             and list(map(self._address, self._tensors)) == self._addresses
             and list(map(_FORM, self._tensors)) == self._forms
             and list(map(self._stride, self._tensors)) == self._strides
         )
+
+    def _has_numbers(self) -> bool:
+        try:
+            return [get(own) for get, own in zip(self._getters, self._attributes, strict=True)] == self._numbers
+        except KeyError:
+            return False
 
     def changes(self) -> Iterator[Change]:
         """Describe each slot that changed, in shape or strides too."""
@@ -96,6 +114,10 @@ class SlotGroup:
                 yield Change(f"{path!r} was {'moved or replaced' if self._address(value) else 'freed'}")
             elif isinstance(value, Tensor) and _format(value) != form:
                 yield Change(f"{path!r} changed from {_describe_format(*form)} to {_describe_format(*_format(value))}")
+
+
+def _nothing(attributes: Mapping[str, Any]) -> None:
+    return None
 
 
 def _local_address(tensor: Tensor) -> int:
