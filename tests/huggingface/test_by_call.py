@@ -396,3 +396,24 @@ def test_places_among_floats_that_no_check_can_vary_run_eager():
     assert torch.equal(first, own(calls[0]))
     assert all(torch.equal(model(call), own(call)) for call in calls)
     assert replays(model) == 0
+
+
+class Attends(nn.Module):
+    """Attends to itself where it gets one tensor twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(DIM, DIM)])
+
+    def forward(self, query, key):
+        return self.layers[0](query) * (2 if key is query else 1) + key
+
+
+@pytest.mark.parametrize("itself", [True, False])
+def test_one_tensor_as_two_arguments_is_the_modules_own_business(itself):
+    model, own = wrapped(made(Attends))
+    x, y = torch.randn(3, DIM), torch.randn(3, DIM)
+    for key in (x, y, x, y) if itself else (y, x, y, x):
+        torch.testing.assert_close(model(x, key), own(x, key))
+    assert replays(model) == 2
+    assert eager(model) == {"": {"arguments that vg.wrap did not understand": 2}}

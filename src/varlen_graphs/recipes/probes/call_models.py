@@ -78,7 +78,7 @@ class CallReader:
 
         Raises:
             TypeError: The module takes no such arguments.
-            SpecError: Some have no name.
+            SpecError: Some have no name, or are one tensor.
         """
         names = self._by_position[: len(args)]
         if len(names) < len(args) or not (kwargs.keys() <= self._named and kwargs.keys().isdisjoint(names)):
@@ -91,6 +91,8 @@ class CallReader:
                 form.tensors[name] = value
             elif name not in self._defaults or not alike(value, self._defaults[name]):
                 form.fixed[name] = value
+        if len({*map(id, form.tensors.values())}) < len(form.tensors):  # the module may ask
+            raise SpecError(f"{self._name} takes one tensor as {[*form.tensors]}: expected a tensor for each")
         return form
 
     def _bound(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
