@@ -194,16 +194,24 @@ def _candidates(module: nn.Module, layout: LayoutArgument) -> Iterator[Buffer]:
         yield CuSeqlens("cu_window_seqlens", per=windows)
         yield MaxSeqlen("max_window_seqlen", per=windows)
     orders: tuple[Order, ...] = ("raster", "merge_block") if layout.merge > 1 else ("raster",)
-    tensors = [*module.named_parameters(), *module.named_buffers()]
     for order in orders:
         yield GridPositions(order=order)
-    for path, tensor in tensors:
+    for path, tensor in module.named_buffers():
         if tensor.dim() == 1 and 1 < len(tensor) <= MOST_FREQUENCIES and tensor.is_floating_point():
             yield from (RotaryTable(inv_freq=path, order=order) for order in orders)
-        if tensor.dim() == 2 and len(tensor) > 1 and math.isqrt(len(tensor)) ** 2 == len(tensor):
-            for mode, corners, order in product(_MODES, (False, True), orders):
-                yield Interpolation(table=path, mode=mode, align_corners=corners, order=order)
-            yield from (Interpolation(table=path, order=order, antialias=True) for order in orders)
+    for path in _tables(module):
+        for mode, corners, order in product(_MODES, (False, True), orders):
+            yield Interpolation(table=path, mode=mode, align_corners=corners, order=order)
+        yield from (Interpolation(table=path, order=order, antialias=True) for order in orders)
+
+
+def _tables(module: nn.Module) -> Iterator[str]:
+    """Yield the paths of square tables: of matrices, those that are no weights of products."""
+    for start, part in module.named_modules():
+        own = () if isinstance(part, nn.Linear) else part.named_parameters(recurse=False)
+        for name, tensor in own:
+            if tensor.dim() == 2 and len(tensor) > 1 and math.isqrt(len(tensor)) ** 2 == len(tensor):
+                yield f"{start}.{name}".lstrip(".")
 
 
 def _produced(buffer: Buffer, call: _Call, layout: LayoutArgument, module: nn.Module) -> list[Value]:
