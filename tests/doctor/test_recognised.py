@@ -226,3 +226,47 @@ def test_a_call_of_other_items_than_its_rows_is_told_by_words():
 
     summary = vg.diagnose(Odd(), {"x": torch.randn(9, 4), "counts": torch.tensor([1, 2])}).summary
     assert "...,  # MaxSeqlen" in summary
+
+
+@torch.no_grad()
+def test_what_is_not_recognised_stays_to_be_replaced():
+    class Reversed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Embedding(32, 16)
+
+        def forward(self, x, lengths):
+            position_ids = torch.cat([torch.arange(n).flip(0) for n in lengths.tolist()])
+            cu_seqlens = functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
+            q = (x + self.table(position_ids)).unflatten(1, (2, 8))
+            return vg.varlen_attention(q, q, q, cu_seqlens, lengths.max().item()).flatten(1)
+
+    calls = [(torch.randn(16, 16), torch.tensor(own)) for own in LENGTHS]  # by position
+    summary = vg.diagnose(Reversed().eval(), *calls).summary
+    assert "vg.buffers.CuSeqlens(),\n" in summary
+    assert "vg.buffers.MaxSeqlen(),\n" in summary
+    assert "...,  # GridPositions (of grids) or RowPositions (of lengths)" in summary
+
+
+@torch.no_grad()
+def test_a_table_may_be_a_buffer_of_any_dtype():
+    torch.manual_seed(0)
+    tower = Tower().eval()
+    table = tower.table.detach()
+    del tower.table
+    tower.register_buffer("table", table)
+    tower.bfloat16()
+    calls = [{"pixels": torch.randn(64, 12).bfloat16(), "grid_thw": torch.tensor(g)} for g in ([(1, 8, 8)], GRIDS[0])]
+    assert 'vg.buffers.Interpolation(table="table", order="merge_block"' in pasted(tower, calls)[1]
+
+
+@torch.no_grad()
+def test_an_output_that_may_be_two_things_is_left_open():
+    class Pools(nn.Module):
+        def forward(self, x, attention_mask):
+            return x.mean(1) * attention_mask.sum(1).max().item()
+
+    calls = [{"x": torch.randn(2, 8, 8), "attention_mask": torch.ones(2, 8, dtype=torch.int64)}] * 2
+    assert "outputs=...," in vg.diagnose(Pools(), *calls).summary
+    calls.append({"x": torch.randn(3, 4, 8), "attention_mask": torch.ones(3, 4, dtype=torch.int64)})
+    assert "outputs=vg.outputs.Items()," in vg.diagnose(Pools(), *calls).summary

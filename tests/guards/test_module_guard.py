@@ -508,14 +508,42 @@ def test_numbers_and_forwards_that_change_are_found_by_a_check(change, message):
 
 
 @pytest.mark.parametrize("name", [name for name in ATTRIBUTES if "class" not in name])
-def test_numbers_and_forwards_that_change_are_found_by_calls(name):
+def test_numbers_and_forwards_that_change_are_found_by_calls_and_captured_anew(name, caplog):
     change, message = ATTRIBUTES[name]
     encoder, rows = scaling_encoder(), rows_for([6])
     change(encoder.module)
-    with pytest.raises(vg.errors.StaleGraphError, match=re.escape(message)):
-        encoder(rows, lengths=[6])
-    encoder.release()
     assert distance(encoder(rows, lengths=[6]), encoder.eager(rows, lengths=[6])) < 1e-6
+    assert message in caplog.text
+    encoder(rows, lengths=[6])
+    assert encoder.stats.replays.total() == 3
+    assert not encoder.stats.eager
+
+
+@pytest.mark.parametrize("value", [float("nan"), None, torch.tensor(3.0)], ids=["nan", "none", "tensor"])
+def test_a_number_that_becomes_none_is_found_by_calls_and_by_a_check(value):
+    encoder, rows = scaling_encoder(), rows_for([6])
+    encoder.module.unread = 2.0
+    encoder.release()
+    encoder(rows, lengths=[6])
+    encoder.module.unread = value
+    with pytest.raises(vg.errors.StaleGraphError, match=r"'unread' changed from 2\.0 to"):
+        encoder.check()
+    losses = encoder.executor.store.losses
+    encoder(rows, lengths=[6])
+    assert encoder.executor.store.losses == losses + 1
+
+
+def test_a_number_that_changes_with_each_call_leaves_them_eager():
+    encoder, rows = scaling_encoder(), rows_for([6])
+    encoder.module.steps = 0
+    encoder.release()
+    for _ in range(8):
+        encoder(rows, lengths=[6])
+        encoder.module.steps += 1
+    (reason,) = encoder.disabled.values()
+    assert "again and again, 'steps' changed" in reason
+    assert "begin its name with an underscore" in reason
+    assert encoder.stats.eager
 
 
 def test_attributes_that_are_neither_numbers_nor_text_may_come_and_go():

@@ -1,16 +1,18 @@
 """Declarations to paste, for the findings of a diagnosis."""
 
+import re
 from collections.abc import Mapping, Sequence
 
 from torch import Tensor, nn
 
 from varlen_graphs.doctor.example_call import ExampleCall, items_in
 from varlen_graphs.doctor.findings import Finding
-from varlen_graphs.doctor.recognised import pasted, recognise
+from varlen_graphs.doctor.recognised import Recognised, pasted, recognise
 from varlen_graphs.layouts.arguments import LayoutArgument
 from varlen_graphs.layouts.grids import GridHW, GridTHW
 from varlen_graphs.layouts.lengths import Lengths
 from varlen_graphs.layouts.mask import Mask
+from varlen_graphs.outputs.entries import Rows
 
 RECIPE_NAMES: dict[str, str] = {}
 """Names of recipes by the class of their towers; the recipes register themselves."""
@@ -31,7 +33,7 @@ _BY_KEYWORD = {
 def summary(module: nn.Module, examples: Sequence[ExampleCall], findings: Sequence[Finding]) -> str:
     """Return a declaration to paste, or the recipe that has it; empty if nothing prevents a correct graph.
 
-    The module runs on its calls once more, and may keep what that leaves behind.
+    The module runs twice more on each call, and may keep what that leaves behind.
     """
     if not any(finding.blocks for finding in findings):
         return ""
@@ -47,41 +49,36 @@ def summary(module: nn.Module, examples: Sequence[ExampleCall], findings: Sequen
     layouts = ((name, one) for name, own in {**described, **given}.items() if (one := _layout(name, own, rows)))
     name, layout = next(layouts, ("", None))
     found = None if layout is None else recognise(module, examples, rows, name, layout)
+    if found is None:
+        found = Recognised(layout, [], [], None)
     keywords = list(dict.fromkeys(name for finding in findings for name in finding.arguments))
-    others = [text for finding in findings if not finding.arguments and (text := finding.declaration)]
-    recognised = found.buffers if found is not None else []
-    named = {one.name for one in recognised}
-    asked = [name for name in keywords if name not in named]
-    buffers = [_BY_KEYWORD.get(name, f'vg.buffers.DeviceBuffer("{name}", ...)') for name in asked] + [
-        *map(pasted, recognised)
+    named = {one.name for one in found.buffers}
+    buffers = [
+        _BY_KEYWORD.get(name, f'vg.buffers.DeviceBuffer("{name}", ...)') for name in keywords if name not in named
     ]
-    others = [] if recognised else others  # which are told by words alone
-    layout = layout if found is None else found.layout
-    described_by = "..." if layout is None else pasted(layout)
-    lines = [
-        "vg.BufferSpec(",
-        f'    rows="{rows}",',
-        f"    layout={described_by},  # the argument that describes the items",
-    ]
-    if buffers or others:
-        lines += [
-            "    buffers=[",
-            *(f"        {text}," for text in buffers),
-            *(f"        ...,  # {text}" for text in dict.fromkeys(others)),
-            "    ],",
-        ]
-    if found is not None:
-        lines += [f"    inputs=[{', '.join(found.inputs)}],"] if found.inputs else []
-        lines += [f"    outputs={found.outputs},"] if found.outputs else []
-    lines.append(")")
-    text = "\n".join(f"    {line}" for line in lines)
+    buffers += map(pasted, found.buffers)
+    kinds = {type(one).__name__ for one in found.buffers}
+    kinds |= {"CuSeqlens"} if "AttentionMask" in kinds else set()  # either tells attention what belongs together
+    words = (text for finding in findings if not finding.arguments and (text := finding.declaration))
+    buffers += [f"...,  # {text}" for text in dict.fromkeys(words) if not kinds.intersection(re.findall(r"\w+", text))]
+    described_by = "..." if found.layout is None else pasted(found.layout)
+    lines = [f'    rows="{rows}",', f"    layout={described_by},  # the argument that describes the items"]
+    if buffers:
+        lines += ["    buffers=[", *(f"        {text}{'' if ',  # ' in text else ','}" for text in buffers), "    ],"]
+    if found.inputs:
+        lines.append(f"    inputs=[{', '.join(found.inputs)}],")
+    if found.outputs is None:
+        lines.append("    outputs=...,")
+    elif found.outputs != Rows():
+        lines.append(f"    outputs={pasted(found.outputs)},")
+    text = "\n".join(f"    {line}" for line in ["vg.BufferSpec(", *lines, ")"])
     takes = ""
     if keywords:
         takes = (
             f"\nThe module takes {', '.join(keywords)} as keyword arguments: vg.recipes.generic(module) declares them "
             "by itself where it knows them all."
         )
-    return f"To declare (replace ...):\n\n{text}\n{takes}".rstrip()
+    return f"To declare{' (replace ...)' if '...' in text else ''}:\n\n{text}\n{takes}".rstrip()
 
 
 def named_tensors(module: nn.Module, example: ExampleCall) -> Mapping[str, Tensor]:

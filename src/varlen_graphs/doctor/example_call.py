@@ -37,6 +37,11 @@ class ExampleCall(NamedTuple):
             return None
         return tensors[name].shape if name in self.arguments() else sum(own.numel() for own in tensors.values())
 
+    @property
+    def device(self) -> torch.device:
+        """Device of the first tensor, or the CPU."""
+        return next((one.device for one in self.tensors().values()), torch.device("cpu"))
+
     def arguments(self) -> dict[str, Any]:
         """Return the arguments, positional ones by their number."""
         return {str(at): value for at, value in enumerate(self.args)} | self.kwargs

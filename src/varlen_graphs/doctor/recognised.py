@@ -31,6 +31,8 @@ from varlen_graphs.layouts.grids import GridHW, GridTHW
 from varlen_graphs.layouts.item_table import ItemTable
 from varlen_graphs.layouts.items import Layout, Order
 from varlen_graphs.layouts.segments import Per, Windows, segments_of
+from varlen_graphs.outputs.declared import Fields, extents
+from varlen_graphs.outputs.entries import Extent, Items, Rows
 
 SIDES = range(2, 9)
 """Sides of windows to look for."""
@@ -40,30 +42,27 @@ MOST_FREQUENCIES = 512
 
 _MODES: tuple[Mode, ...] = ("bilinear", "bicubic")
 
-IN_THE_PACKAGE = ("GridTHW", "Lengths", "Mask")
-"""Layouts that `varlen_graphs` has itself; the others are in `varlen_graphs.layouts`."""
-
 Value = Tensor | int
 
 
-class Declared(NamedTuple):
+class Recognised(NamedTuple):
     """Parts of a declaration to paste.
 
     Attributes:
-        layout: The layout argument.
+        layout: The layout argument; `None` if there is none.
         buffers, inputs: Those that were recognised.
-        outputs: The outputs; `None` if they are `Rows()`, the default, or were not recognised.
+        outputs: That of the outputs; `None` if it does not follow from their sizes.
     """
 
-    layout: LayoutArgument
+    layout: LayoutArgument | None
     buffers: list[Buffer]
     inputs: list[str]
-    outputs: str | None
+    outputs: Extent | Fields | None
 
 
 def recognise(
     module: nn.Module, examples: Sequence[ExampleCall], rows: str, name: str, layout: LayoutArgument
-) -> Declared | None:
+) -> Recognised | None:
     """Return the parts of a declaration, found by running a module on its calls, which it may write to.
 
     Each kind of buffer is computed for the items of each call, and compared with every tensor and number that the
@@ -85,7 +84,7 @@ def recognise(
         try:
             call = _Call(example, given, given[rows].shape, Layout(tuple(layout.parse(given[name]))))
             layout.check_rows(call.items, call.shape, rows)
-            calls.append(call._replace(output=_run(module, example, _Seen({}))))
+            calls.append(call._replace(output=_run(module, example, _Seen({}))))  # under a mode, encoders run eager
         except Exception:  # of the module, or of calls that are none of this layout
             return None
     outputs = _outputs(calls, layout)
@@ -113,7 +112,7 @@ def recognise(
         for other, value in calls[0].given.items()
         if other not in (rows, name) and isinstance(value, Tensor) and (text := _input(other, calls, layout))
     ]
-    return Declared(layout, found, beside, outputs)
+    return Recognised(layout, found, beside, outputs)
 
 
 class _Call(NamedTuple):
@@ -127,7 +126,7 @@ class _Call(NamedTuple):
 
 
 def _run(module: nn.Module, example: ExampleCall, mode: RunMode) -> Any:
-    own = example.copied(next((one.device for one in example.tensors().values()), torch.device("cpu")))
+    own = example.copied(example.device)
     with torch.no_grad():
         return run_under(partial(module, *own.args, **own.kwargs), mode)
 
@@ -172,7 +171,8 @@ def _is(value: Value, tensor: Tensor) -> bool:
         return False
     if not value.is_floating_point():
         return torch.equal(tensor.to(torch.int64), value.to(torch.int64))
-    return torch.allclose(tensor.float(), value.float(), rtol=1e-3, atol=1e-4)
+    rounding = max(1e-3, 4 * torch.finfo(tensor.dtype).eps)
+    return torch.allclose(tensor.float(), value.float(), rtol=rounding, atol=rounding / 10)
 
 
 def _candidates(module: nn.Module, layout: LayoutArgument) -> Iterator[Buffer]:
@@ -208,8 +208,8 @@ def _candidates(module: nn.Module, layout: LayoutArgument) -> Iterator[Buffer]:
 def _tables(module: nn.Module) -> Iterator[str]:
     """Yield the paths of square tables: of matrices, those that are no weights of products."""
     for start, part in module.named_modules():
-        own = () if isinstance(part, nn.Linear) else part.named_parameters(recurse=False)
-        for name, tensor in own:
+        own = [*part.named_parameters(recurse=False), *part.named_buffers(recurse=False)]
+        for name, tensor in () if isinstance(part, nn.Linear) else own:
             if tensor.dim() == 2 and len(tensor) > 1 and math.isqrt(len(tensor)) ** 2 == len(tensor):
                 yield f"{start}.{name}".lstrip(".")
 
@@ -225,8 +225,7 @@ def _produced(buffer: Buffer, call: _Call, layout: LayoutArgument, module: nn.Mo
     budget = Budget(call.items.total, len(items), sum(count for count, _ in segments), longest)
     if layout.padded:
         budget = Budget.padded(*call.shape[:2])
-    device = next((one.device for one in call.example.tensors().values()), torch.device("cpu"))
-    table = ItemTable(torch.tensor(items, dtype=torch.int64, device=device), budget, layout)
+    table = ItemTable(torch.tensor(items, dtype=torch.int64, device=call.example.device), budget, layout)
     try:
         made = [leaf.squeeze() for leaf in tree_leaves(buffer.produce(table, module)) if isinstance(leaf, Tensor)]
     except Exception:  # it does not suit these items
@@ -267,19 +266,17 @@ def _same(one: list[list[Value]], other: list[list[Value]]) -> bool:
     return all(_is(b, a) if isinstance(a, Tensor) else type(b) is int and a == b for a, b in pairs)
 
 
-def _outputs(calls: Sequence[_Call], layout: LayoutArgument) -> str | None:
-    """Return the declaration of the outputs."""
+def _outputs(calls: Sequence[_Call], layout: LayoutArgument) -> Extent | Fields | None:
+    """Return the declaration of the outputs; `None` if it does not follow from their sizes."""
     outputs = [call.output for call in calls]
-    fields = [_fields(output) for output in outputs]
     if all(isinstance(output, Tensor) for output in outputs):
-        extent = _extent([output.shape for output in outputs], calls, layout)
-        return None if extent in (None, "vg.outputs.Rows()") else extent
-    if any(not own for own in fields) or len({tuple(own) for own in fields}) > 1:
+        return _extent([output.shape for output in outputs], calls, layout)
+    fields = [_fields(output) for output in outputs]
+    if not all(fields) or len({tuple(own) for own in fields}) > 1:
         return None
     extents = {name: _extent([own[name].shape for own in fields], calls, layout) for name in fields[0]}
-    if None in extents.values():
-        return None
-    return f"vg.outputs.Fields({', '.join(f'{name}={extent}' for name, extent in extents.items())})"
+    found = {name: extent for name, extent in extents.items() if extent is not None}
+    return Fields(**found) if len(found) == len(extents) else None
 
 
 def _fields(output: Any) -> dict[str, Tensor]:
@@ -287,22 +284,28 @@ def _fields(output: Any) -> dict[str, Tensor]:
     return {name: value for name, value in items if isinstance(value, Tensor)}
 
 
-def _extent(shapes: Sequence[torch.Size], calls: Sequence[_Call], layout: LayoutArgument) -> str | None:
-    """Return the extent of an output with these shapes: an entry for each row, for several, or for each item."""
-    if not all(shapes):
-        return None
-    sizes = [shape[1] if layout.padded and len(shape) > 1 else shape[0] for shape in shapes]
+def _extent(shapes: Sequence[torch.Size], calls: Sequence[_Call], layout: LayoutArgument) -> Extent | None:
+    """Return the extent of outputs with these shapes, an entry for each row, for several, or for each item.
+
+    `None` if none fits, or two do.
+    """
+    dim = int(layout.padded)
     rows = [call.shape[1] if layout.padded else call.items.total for call in calls]
+    sizes = [shape[dim] if len(shape) > dim else 0 for shape in shapes]
     ratios = {count // size if size and count % size == 0 else 0 for count, size in zip(rows, sizes, strict=True)}
-    if all(shape[0] == len(call.items) for shape, call in zip(shapes, calls, strict=True)) and ratios != {1}:
-        return "vg.outputs.Items()"
-    (ratio,) = ratios if len(ratios) == 1 else (0,)
-    return {0: None, 1: "vg.outputs.Rows()"}.get(ratio, f"vg.outputs.Rows(every={ratio})")
+    of_items = all(shape[:1] == (len(call.items),) for shape, call in zip(shapes, calls, strict=True))
+    of_rows = len(ratios) == 1 and min(ratios) > 0 and (of_items or not layout.padded)
+    if of_items and of_rows and (len(shapes[0]) == 2 or not layout.padded):
+        return None
+    if of_rows:
+        return Rows(every=min(ratios))
+    return Items() if of_items else None
 
 
-def _merge(outputs: str | None, calls: Sequence[_Call], layout: LayoutArgument) -> int:
+def _merge(outputs: Extent | Fields | None, calls: Sequence[_Call], layout: LayoutArgument) -> int:
     """Return the side of the blocks of rows that outputs merge."""
-    every = max((int(part.split(")")[0]) for part in (outputs or "").split("every=")[1:]), default=1)
+    found = [] if outputs is None else extents(outputs)
+    every = max((one.every for one in found if isinstance(one, Rows)), default=1)
     side = math.isqrt(every)
     whole = all(item[1] % side == 0 and item[2] % side == 0 for call in calls for item in call.items.items)
     return side if isinstance(layout, GridTHW | GridHW) and side * side == every and whole else 1
@@ -325,9 +328,14 @@ def _input(name: str, calls: Sequence[_Call], layout: LayoutArgument) -> str | N
 
 
 def pasted(part: Any) -> str:
-    """Return a buffer or a layout as code: its class, and the fields that are not at their defaults."""
+    """Return a buffer, a layout or the declaration of outputs as code, with the arguments that are not the defaults."""
+    import varlen_graphs as vg
+
     kind = type(part).__name__
-    where = "vg.buffers" if isinstance(part, Buffer) else "vg" if kind in IN_THE_PACKAGE else "vg.layouts"
+    if isinstance(part, Fields):
+        return f"vg.outputs.Fields({', '.join(f'{name}={pasted(one)}' for name, one in part.fields.items())})"
+    rooms = {"vg.buffers": Buffer, "vg.outputs": Extent, "vg" if hasattr(vg, kind) else "vg.layouts": LayoutArgument}
+    where = next(room for room, base in rooms.items() if isinstance(part, base))
     fields = [(one.name, getattr(part, one.name), one.default) for one in dataclasses.fields(part) if one.init]
     changed = [(name, value) for name, value, default in fields if value != default]
     named = isinstance(part, LayoutArgument) or any(name == "name" for name, _ in changed)

@@ -161,7 +161,8 @@ class GraphStore:
             captured: If True, with the budgets alone that have a graph; so it is always if calls never capture.
 
         Raises:
-            StaleGraphError: Memory that graphs read has changed, with `on_change="error"`. Each call checks a part.
+            StaleGraphError: Memory that graphs read has changed, with `on_change="error"`. Each call checks a part. For
+                a number, text or forward of the module that has changed, graphs are released instead.
             CaptureError: Captures have changed what the module keeps outside of itself.
         """
         if self.staged:
@@ -172,7 +173,10 @@ class GraphStore:
         if self.forward.changed:
             self._handle_own_changes()
         if self.guard is not None and (change := self.guard.find_change_sampled()):
-            self._handle(change)
+            if change.of_attribute and not self._recapture:
+                self._release_for(f"{change.what} (if the forward does not read it, begin its name with an underscore)")
+            else:
+                self._handle(change)
         graphs, costs = self._sets.get(key), self.budgets.costs
         if graphs is None:
             return Usable(None, costs.without(costs.replays) if self.lazy else costs, False)
@@ -188,12 +192,16 @@ class GraphStore:
         found = next(filter(None, [graphs.compare_again(changed) for graphs in self.sets]), None)
         if found is None:
             return
-        LOGGER.warning("%r changed in a run of the module itself: graphs are released, and recaptured", found)
+        self._release_for(f"{found!r} changed in a run of the module itself")
+
+    def _release_for(self, change: str) -> None:
+        """Release all graphs, a few times; then calls stay eager."""
+        LOGGER.warning("%s: graphs are released, and recaptured", change)
         self.release()
         self._releases += 1
         if self._releases > MOST_RELEASES:
             for budget in self.budgets.enabled:
-                self.budgets.disable(budget, WRONG_OUTPUT, f"the module changes {found!r} in runs of its own")
+                self.budgets.disable(budget, WRONG_OUTPUT, f"again and again, {change}")
 
     def inputs(self, call: Call) -> CaptureInputs:
         """Return the inputs to capture graphs for a call."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from varlen_graphs.dispatch.sharded import local_tensor
 from varlen_graphs.guards.slots import Change, Slot, SlotGroup
 from varlen_graphs.shadows.shadow import REGISTRIES, address_of, describe, held_by
-from varlen_graphs.shadows.snapshot import Changed, Place, Snapshot
+from varlen_graphs.shadows.snapshot import Place, Snapshot
 
 CALLS = 64
 """A change of a single tensor is found within this many calls."""
@@ -123,7 +123,7 @@ class ModuleGuard:
         registries = [(owner, name) for _, owner, name, _ in self._names]
         # No event tells of these: `insert` makes the registry of a container longer, `pop` makes another one.
         contents = [(own, "_modules") for own in self._containers]
-        attributes = [(vars(part), self._numbers_of(path, vars(part))) for path, part, _, _ in self._forms]
+        attributes = [(vars(part), self._frozen_in(path, vars(part))) for path, part, _, _ in self._forms]
         self._samples = cycle(
             [
                 SlotGroup(
@@ -133,14 +133,15 @@ class ModuleGuard:
             ]
         )
 
-    def _numbers_of(self, path: str, attributes: Mapping[str, Any]) -> list[str]:
+    def _frozen_in(self, path: str, attributes: Mapping[str, Any]) -> list[str]:
         """Return the names of attributes of a module that a graph has frozen: numbers and text, and its own forward."""
         start = f"{path}." if path else ""
-        return [
+        numbers = [
             name
             for name, value in attributes.items()
-            if name == "forward" or (_is_number(name, value) and f"{start}{name}" not in self._moving)
+            if _is_frozen(name, value) and value == value and f"{start}{name}" not in self._moving  # NaN equals nothing
         ]
+        return numbers + ["forward"] * ("forward" in attributes)
 
     def find_change(self) -> Change | None:
         """Compare everything, and describe the first change, if any."""
@@ -149,7 +150,7 @@ class ModuleGuard:
             found = found._replace(of_cache=True)
         found = found or next(self._changed_registries(), None)
         if found is None and (other := next(self._other_changes(), None)) is not None:
-            found = Change(other)
+            found = Change(other, of_attribute=True)
         self._was_changed = self._was_changed or found is not None
         if found is None:  # a registry may have been made anew, with the same entries
             self._prepare()
@@ -178,7 +179,11 @@ class ModuleGuard:
             if _forward_override(part) != forward:
                 yield f"the forward of {what} was replaced"
         for change in self._snapshot.changes():
-            if id(change.own) in self._attributes and change.place not in self._moving and _is_frozen(change):
+            if (
+                id(change.own) in self._attributes
+                and change.place not in self._moving
+                and _is_frozen(change.key, change.before)
+            ):
                 yield f"{change.place!r} changed from {change.before!r} to {change.now!r}"
 
     def find_change_sampled(self) -> Change | None:
@@ -202,14 +207,9 @@ def _odd_prime(most: int) -> int:
     return max((one for one in odd if all(one % divisor for divisor in odd if divisor < one)), default=1)
 
 
-def _is_frozen(change: Changed) -> bool:
-    """Return True if a number or text was replaced by another one, which a graph does not follow."""
-    return _is_number(change.key, change.before) and _is_number(change.key, change.now)
-
-
-def _is_number(name: str, value: Any) -> bool:
-    """Return True for a number or text in an attribute that graphs freeze, and no call compares at once."""
-    is_number = issubclass(type(value), NUMBERS) and value == value  # objects may raise where they are looked at
+def _is_frozen(name: str, value: Any) -> bool:
+    """Return True for a number or text in an attribute, which graphs do not follow; calls compare `CHECKED` at once."""
+    is_number = issubclass(type(value), NUMBERS)  # objects may raise if they are asked for their class
     return is_number and name not in CHECKED and not name.startswith("_")
 
 

@@ -20,11 +20,13 @@ class Change(NamedTuple):
         what: What changed, for messages.
         of_cache: True if the module makes that itself: a tensor that a state dict leaves out, or what its runs add.
         path: Path of what changed, if that is one.
+        of_attribute: True if no memory changed, but a number, a text, a forward or a part, which no graph reads again.
     """
 
     what: str
     of_cache: bool = False
     path: str = ""
+    of_attribute: bool = False
 
 
 class Slot(NamedTuple):
@@ -44,8 +46,8 @@ class Slot(NamedTuple):
 Registry = tuple[Any, str]
 """The attributes of a module, and the name of a registry among them."""
 
-Named = tuple[Mapping[str, Any], Sequence[str]]
-"""The attributes of a module, and the names of some."""
+Attributes = tuple[Mapping[str, Any], Sequence[str]]
+"""The attributes of a module, and the names of those whose values graphs have frozen."""
 
 
 class SlotGroup:
@@ -58,13 +60,13 @@ class SlotGroup:
     """
 
     def __init__(
-        self, slots: list[Slot], registries: Sequence[Registry] = (), attributes: Sequence[Named] = ()
+        self, slots: list[Slot], registries: Sequence[Registry] = (), attributes: Sequence[Attributes] = ()
     ) -> None:
         self._slots = slots
         self._attributes = [own for own, _ in attributes]
         self._counts = [*map(len, self._attributes)]
         self._getters = [itemgetter(*names) if names else _nothing for _, names in attributes]
-        self._numbers = [getter(own) for own, getter in zip(self._attributes, self._getters, strict=True)]
+        self._frozen = [getter(own) for own, getter in zip(self._attributes, self._getters, strict=True)]
         self._owners, self._registry_names = [own for own, _ in registries], [name for _, name in registries]
         self._whole = [own[name] for own, name in registries]
         self._sizes = [*map(len, self._whole)]
@@ -88,7 +90,7 @@ class SlotGroup:
         """
         return (
             list(map(len, self._attributes)) == self._counts
-            and self._has_numbers()
+            and self._has_frozen()
             and all(map(is_, map(dict.get, self._owners, self._registry_names), self._whole))
             and list(map(len, self._whole)) == self._sizes
             and all(map(is_, map(dict.get, self._registries, self._names), self._values))
@@ -97,9 +99,9 @@ class SlotGroup:
             and list(map(self._stride, self._tensors)) == self._strides
         )
 
-    def _has_numbers(self) -> bool:
+    def _has_frozen(self) -> bool:
         try:
-            return [get(own) for get, own in zip(self._getters, self._attributes, strict=True)] == self._numbers
+            return [get(own) for get, own in zip(self._getters, self._attributes, strict=True)] == self._frozen
         except KeyError:
             return False
 

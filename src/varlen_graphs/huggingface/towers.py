@@ -22,7 +22,7 @@ from varlen_graphs.recipes.automatic import (
     understand,
 )
 from varlen_graphs.recipes.by_call import by_call
-from varlen_graphs.recipes.fixed_sizes import UnknownCallError
+from varlen_graphs.recipes.inspection import UnknownCallError
 from varlen_graphs.recipes.packed_text import packed_text
 from varlen_graphs.recipes.padding_consumers import PaddingConsumers, modules_around
 from varlen_graphs.recipes.registry import recipe_for
@@ -93,6 +93,8 @@ def find_towers(
         else:
             continue
         inside += (f"{path}." if path else "",)
+    if unknown:
+        _check_options(options)
     for path, module in unknown.items():
         if not any(one.startswith(f"{path}." if path else "") for one in towers):
             towers[path] = Understood(module, by_call, declared=False, options={})
@@ -109,7 +111,7 @@ def understood_by_calls(model: nn.Module, options: Mapping[str, Any]) -> Iterato
         SpecError: Weights are where no graph can read them.
         TypeError: There is no such option.
     """
-    inspect.signature(GraphedEncoder).bind_partial(**{name: one for name, one in options.items() if name != "padded"})
+    _check_options(options)
     for path, module in (("", model), *model.named_children()):
         stacks = any(isinstance(part, STACKS) for part in module.modules())
         is_script = isinstance(module, torch.jit.ScriptModule)  # which does not tell its arguments
@@ -117,6 +119,11 @@ def understood_by_calls(model: nn.Module, options: Mapping[str, Any]) -> Iterato
         if runs and next(module.parameters(), None) is not None and (stacks or not path):
             check_weights(path, module)
             yield path, Understood(module, by_call, declared=False, options={})
+
+
+def _check_options(options: Mapping[str, Any]) -> None:
+    """Raise a `TypeError` for options that no encoder of a module that is understood by calls has."""
+    inspect.signature(GraphedEncoder).bind_partial(**{name: one for name, one in options.items() if name != "padded"})
 
 
 def check_weights(path: str, tower: nn.Module) -> None:

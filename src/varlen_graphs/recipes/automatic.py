@@ -10,10 +10,10 @@ from varlen_graphs.budgets.ladder import Budgets
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import CaptureError, SpecError
 from varlen_graphs.recipes.by_batch import by_batch
-from varlen_graphs.recipes.fixed_sizes import INPUTS, UnknownCallError
+from varlen_graphs.recipes.fixed_sizes import INPUTS
 from varlen_graphs.recipes.flattened_patches import PATCHES, flattened_patches
 from varlen_graphs.recipes.generic import generic
-from varlen_graphs.recipes.inspection import LAYOUTS
+from varlen_graphs.recipes.inspection import LAYOUTS, UnknownCallError
 from varlen_graphs.recipes.packed_text import packed_text
 from varlen_graphs.recipes.registry import Recipe
 from varlen_graphs.recipes.speech import speech
@@ -115,7 +115,7 @@ def called_in_streams(tower: nn.Module, budgets: Budgets | None = None, **option
     carried = " and ".join(sorted(caches_of(tower)))
     raise UnknownCallError(
         f"{type(tower).__name__} takes {carried}: calls that carry state from one chunk of sound to the next bring it "
-        "in tensors of the caller, which a graph cannot follow"
+        "in tensors of the caller, which a graph cannot follow; calls without it may be graphed"
     )
 
 
@@ -136,7 +136,9 @@ def merges_texts(module: nn.Module) -> bool:
 def is_pair(module: nn.Module) -> bool:
     """Return True for models of an encoder and a decoder of texts, such as BART and T5."""
     names = arguments_of(module)
-    pair = getattr(getattr(module, "config", None), "is_encoder_decoder", False) and f"decoder_{IDS}" in names
+    config = getattr(module, "config", None)
+    pair = getattr(config, "is_encoder_decoder", False) and f"decoder_{IDS}" in names
+    pair = pair and hasattr(module, "get_encoder") and hasattr(module, "get_decoder")
     return is_model(module) and pair and next(iter(names), "") == IDS and not any(name in INPUTS for name in names)
 
 
@@ -172,7 +174,7 @@ def understand(
     """Return the first recipe that graphs a tower, and an encoder that it made.
 
     Raises:
-        UnknownCallError: None does, and one of them would need to know a call.
+        UnknownCallError: None does, one of them would need to know a call, and no run did what no graph can hold.
         SpecError: None does; the message has the reason of each.
     """
     refusals: dict[str, SpecError] = {}
@@ -185,6 +187,7 @@ def understand(
             else:
                 return recipe, encoder
     reasons = "; ".join(f"{name}: {error}" for name, error in refusals.items())
+    # What no graph can hold in runs of it, none can hold in its calls either.
     can_run = not any(isinstance(error.__cause__, CaptureError) for error in refusals.values())
     if can_run and any(isinstance(error, UnknownCallError) for error in refusals.values()):
         raise UnknownCallError(reasons)

@@ -19,12 +19,11 @@ from varlen_graphs.layouts.dtypes import module_dtype
 from varlen_graphs.recipes.fixed_sizes import (
     INPUTS,
     Shape,
-    UnknownCallError,
     item_shapes,
     optional_inputs,
     required_inputs,
 )
-from varlen_graphs.recipes.inspection import RUN_ERRORS, never_reads
+from varlen_graphs.recipes.inspection import RUN_ERRORS, UnknownCallError, never_reads
 from varlen_graphs.recipes.modes.cached_tables import CachedTable, cached_tables, why_changed
 from varlen_graphs.recipes.probes.batch_model import FEW, BatchModel
 from varlen_graphs.recipes.towers import check_loaded, device_of
@@ -75,9 +74,10 @@ def by_batch(
         tables = [*cached_tables(tower, device_of(tower))]
         batched = _Batched(Shadow(tower).module, tables, shape, inputs, normalize)
         spec = batched.declare()
+    except UnknownCallError as error:
+        raise UnknownCallError(f"{type(tower).__name__} cannot be graphed by batch: {error}") from error
     except (VarlenGraphsError, *RUN_ERRORS) as error:
-        refusal = UnknownCallError if isinstance(error, UnknownCallError) else SpecError
-        raise refusal(f"{type(tower).__name__} cannot be graphed by batch: {error}") from error
+        raise SpecError(f"{type(tower).__name__} cannot be graphed by batch: {error}") from error
     if tables:
         options = {"eager_if": partial(why_changed, tables)} | options
     return GraphedEncoder(tower, budgets, spec, forward=batched.function, **options)

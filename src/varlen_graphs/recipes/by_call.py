@@ -40,7 +40,7 @@ def by_call(
 
     Args:
         module: The module, on its device, in its dtype, and in evaluation mode.
-        budgets: Batch sizes; `None` is `[1, 2, 4, 8, 16, 32]`, and doubled on up to the batch of the call. For
+        budgets: Batch sizes; `None` is `[1, 2, 4, 8, 16, 32]`, and doubled up to the batch of the call, or 4096. For
             `padded` batches a `PaddedLadder`, which in place of anything else is one of items of 512 rows, or as
             many as the call has.
         call: The arguments of a call by name.

@@ -7,16 +7,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from varlen_graphs.errors import SpecError
 from varlen_graphs.inputs.extra import PerItem
 from varlen_graphs.layouts.dtypes import module_dtype
+from varlen_graphs.recipes.inspection import UnknownCallError
 
 Shape = tuple[int, ...]
-
-
-class UnknownCallError(SpecError):
-    """Neither the configuration of a tower nor its arguments tell how it is called. Its first call does."""
-
 
 INPUTS = ("pixel_values", "pixel_values_videos", "input_features", "input_values")
 """Names that transformers gives to images, videos, spectrograms and sound; the last is also a name of spectrograms."""

@@ -34,6 +34,10 @@ HELPER_MODULES = ("transformers.vision_utils", "transformers.utils.generic")
 """Modules of the helpers that many towers share; other helpers are in the file of their tower."""
 
 
+class UnknownCallError(SpecError):
+    """Neither the configuration of a tower nor its arguments tell how it is called. Its first call does."""
+
+
 def itself(forward: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function of a tower that calls it, with the arguments of its forward."""
 

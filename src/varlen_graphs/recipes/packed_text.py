@@ -20,7 +20,7 @@ from varlen_graphs.layouts.mask import Mask
 from varlen_graphs.outputs.declared import HIDDEN_STATES
 from varlen_graphs.recipes.bucketed_text import bucketed_forward, is_bucketed, relative_positions
 from varlen_graphs.recipes.inspection import RUN_ERRORS
-from varlen_graphs.recipes.modes.packed_positions import PackedPositions
+from varlen_graphs.recipes.modes.packed_positions import PackedPositions, Site
 from varlen_graphs.recipes.modes.skip_mask_checks import SkipMaskChecks
 from varlen_graphs.recipes.padding_consumers import NOTHING, PaddingConsumers
 from varlen_graphs.recipes.relative_text import is_relative, relative_forward
@@ -210,17 +210,18 @@ def _packed(text: TextModel, run: Run, output: type, pooler: Pooler | None) -> F
 def _own(text: TextModel) -> Run:
     """Return the forward of the model itself, with `varlen_attention` in place of its attention."""
     takes_positions, user = "position_ids" in text.takes, text.rows
+    others: set[Site] = set()
 
     def run(
         model: Any, ids: Tensor, positions: Tensor, cu_seqlens: Tensor, max_seqlen: int, **given: Any
     ) -> dict[str, Any]:
         from varlen_graphs.attention.transformers import use_attention
 
-        counted = nullcontext() if takes_positions else PackedPositions(positions)
+        counting = nullcontext() if takes_positions else PackedPositions(positions, others)
         given |= {"position_ids": positions} if takes_positions else {}
         given = {name: part[None] if isinstance(part, Tensor) else part for name, part in given.items()}
         given |= {"cu_seq_lens_q": cu_seqlens, "cu_seq_lens_k": cu_seqlens}
-        with use_attention(model, user=user), SkipMaskChecks(), counted:  # the user lives as long as the encoder
+        with use_attention(model, user=user), SkipMaskChecks(), counting:  # the user lives as long as the encoder
             out = model.forward(ids[None], max_length_q=max_seqlen, max_length_k=max_seqlen, **given)
         layers = out.get(HIDDEN_STATES) or ()
         states = {HIDDEN_STATES: tuple(layer[0] for layer in layers)} if layers else {}

@@ -138,5 +138,5 @@ def entries_of(own: Any) -> dict[Any, Any]:
 
 def alike(one: Any, other: Any) -> bool:
     """Return True if values are the same object, or equal numbers or texts."""
-    same = type(one) is type(other) and type(one) in ATOMS and (one == other or one != one)
+    same = type(one) is type(other) and type(one) in ATOMS and (one == other or (one != one and other != other))
     return one is other or same

@@ -91,8 +91,10 @@ class CallReader:
                 form.tensors[name] = value
             elif name not in self._defaults or not alike(value, self._defaults[name]):
                 form.fixed[name] = value
-        if len({*map(id, form.tensors.values())}) < len(form.tensors):  # the module may ask
-            raise SpecError(f"{self._name} takes one tensor as {[*form.tensors]}: expected a tensor for each")
+        if len({*map(id, form.tensors.values())}) < len(form.tensors):  # the forward may ask whether they are the same
+            kept = [*map(id, form.tensors.values())]
+            shared = [name for name, one in form.tensors.items() if kept.count(id(one)) > 1]
+            raise SpecError(f"{self._name} takes one tensor as {shared}: expected a tensor each; try x.clone() for one")
         return form
 
     def _bound(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -350,14 +352,15 @@ class _OfOneSize(_CallModel):
     def example(self, count: int, first: int = 0) -> dict[str, Any]:
         """Return so many items of the call, each moved by another number of places so that none equals another.
 
-        They move along the first dimension that is long enough: the entries of a later one may differ in what they
-        mean, such as places of a patch ahead of its pixels.
+        Integers move along the first dimension that is long enough: those of a later one may be of several kinds.
         """
         numbers = range(first, first + count)
         at = [number % len(self.batch) for number in numbers]
         entries = {name: one[at] if name in self.of_items else one for name, one in self.tensors.items()}
         if self.shape:
-            dim = next((dim for dim, size in enumerate(self.shape) if size > MORE), len(self.shape) - 1)
+            last = len(self.shape) - 1
+            long = (dim for dim, size in enumerate(self.shape) if size > MORE)
+            dim = last if self.batch.is_floating_point() else next(long, last)
             entries[self.name] = torch.stack(
                 [self.batch[place].roll(n, dim) for n, place in zip(numbers, at, strict=True)]
             )
