@@ -17,7 +17,8 @@ import varlen_graphs as vg
 from tests.support.encoders import Attention, attention_encoder, attention_spec, encoder_of, rows_for
 from tests.support.towers import distance, equal_bits
 from varlen_graphs.dispatch.captured_inputs import CapturedInputs
-from varlen_graphs.guards.module_guard import CALLS
+from varlen_graphs.guards.module_guard import CALLS, ModuleGuard
+from varlen_graphs.shadows.shadow import Shadow
 
 SHAPED = attention_spec(rows=vg.inputs.Rows("x", shape=(8,)))
 
@@ -769,3 +770,32 @@ def test_another_order_of_parts_is_found(change):
     change(module)
     with pytest.raises(vg.errors.StaleGraphError, match="in another order"):
         encoder.check()
+
+
+class OnGpu(ModuleGuard):
+    """A guard whose calls compare samples, as on a GPU; on the host each compares everything."""
+
+    def _prepare(self):
+        memory, self._memory = self._memory, [SimpleNamespace(is_cuda=True)]
+        super()._prepare()
+        self._memory = memory
+
+
+@pytest.mark.parametrize("change", ["number", "text", "none", "deleted", "forward"])
+@pytest.mark.parametrize("at", [0, 57, 199])
+def test_each_attribute_of_hundreds_of_parts_is_compared_within_so_many_calls(change, at):
+    parts = nn.ModuleList([nn.Linear(1, 1) for _ in range(200)])
+    for part in parts:
+        part.scale, part.mode = 1.0, "add"
+    guard = OnGpu(parts, {}, [*parts.parameters()], snapshot=Shadow(parts).snapshot)
+    assert not any(guard.find_change_sampled() for _ in range(2 * CALLS))
+    part = parts[at]
+    {
+        "number": lambda: setattr(part, "scale", 2.0),
+        "text": lambda: setattr(part, "mode", "leave"),
+        "none": lambda: setattr(part, "scale", None),
+        "deleted": lambda: delattr(part, "scale"),
+        "forward": lambda: setattr(part, "forward", lambda x: x),
+    }[change]()
+    found = [guard.find_change_sampled() for _ in range(CALLS)]
+    assert any(one is not None and one.of_attribute and f"{at}" in one.what for one in found)

@@ -150,6 +150,23 @@ def test_an_encoder_of_streams_is_graphed_by_its_calls_without_state():
     assert vg.encoders(vg.unwrap(model)).eager == {}
 
 
+def test_options_that_there_are_not_are_told_at_wrap():
+    tower = OfWaves().eval()
+    with pytest.raises(TypeError, match="nonsense"):
+        vg.wrap(Around(tower), nonsense=3)
+    assert "forward" not in vars(tower)
+
+
+def test_a_pair_by_its_arguments_alone_is_none():
+    class Pair(Around):
+        config = transformers.PretrainedConfig(is_encoder_decoder=True)
+
+        def forward(self, input_ids, decoder_input_ids=None):
+            return input_ids
+
+    assert vg.encoders(vg.wrap(Pair(OfWaves().eval()), backend="tape")).eager.keys() == {"tower"}
+
+
 def test_an_encoder_that_nothing_but_a_call_describes_is_understood_by_its_first():
     tower = OfWaves().eval().requires_grad_(False)
     model = vg.wrap(Around(tower), backend="tape")

@@ -12,6 +12,7 @@ from torch import nn
 
 import varlen_graphs as vg
 from varlen_graphs.huggingface.installed import Shared, Understood, install
+from varlen_graphs.recipes.modes.packed_positions import PackedPositions
 
 transformers = pytest.importorskip("transformers", reason="needs transformers")
 
@@ -542,3 +543,46 @@ def test_attention_in_chunks_longer_than_most_texts_is_not_packed():
     assert "differs for texts of [608, 5] tokens" in vg.recipes.packed_text(model, backend="tape").why_padded
     config.attention_chunk_size = 100_000
     assert "not checked for a reach of over 8192 tokens" in vg.recipes.packed_text(model, backend="tape").why_padded
+
+
+def test_ranges_that_count_something_else_are_what_they_are():
+    """Of 64 channels, at a budget of 64 rows."""
+    model = text_model("bart", d_model=64)
+    own = model.layers[0].forward
+
+    def forward(hidden_states, *args, **kwargs):
+        channels = torch.arange(64, device=hidden_states.device) / 64
+        return own(hidden_states + channels, *args, **kwargs)
+
+    model.layers[0].forward = forward
+    encoder = text_encoder("bart", model, verify=vg.options.Verify(at_capture=False))
+    for lengths in ([64], [40, 20], [30, 3, 1]):
+        call = texts(model, lengths)
+        assert error_of(encoder(**call), model(**call), call["attention_mask"]) < 1e-5
+    assert encoder.why_padded is None
+    assert encoder.stats.replays == {encoder.budgets[0]: 3}
+
+
+@pytest.mark.parametrize(
+    ("count", "expected"),
+    [
+        (lambda n: torch.arange(n), [0, 1, 0, 1, 2]),
+        (lambda n: torch.arange(end=n), [0, 1, 0, 1, 2]),
+        (lambda n: torch.arange(2, n + 2, dtype=torch.int32), [2, 3, 2, 3, 4]),
+        (lambda n: torch.arange(0, 2 * n, 2), [0, 2, 4, 6, 8]),
+        (lambda n: torch.arange(n, dtype=torch.float32), [0, 1, 0, 1, 2]),
+        (lambda n: torch.arange(n - 1), [0, 1, 2, 3]),
+    ],
+    ids=["plain", "end", "start and dtype", "step", "floats", "other length"],
+)
+def test_positions_of_packed_texts(count, expected):
+    with PackedPositions(torch.tensor([0, 1, 0, 1, 2]), set()):
+        assert count(5).tolist() == expected
+
+
+def test_a_line_that_has_counted_something_else_counts_no_rows():
+    others = set()
+    for rows in (3, 5):  # the line asks for five numbers, whatever the rows
+        with PackedPositions(torch.zeros(rows, dtype=torch.int64), others):
+            channels = torch.arange(5)
+        assert channels.tolist() == [0, 1, 2, 3, 4]

@@ -39,7 +39,8 @@ def diagnose(module: nn.Module, *calls: Any) -> Diagnosis:
     """Find every line that prevents a module from being captured, and every value that a capture would freeze.
 
     Runs the module itself once, on the first call, as an encoder does: it keeps what one call leaves behind. Runs a
-    copy of it, which shares its parameters, twice more on the first call and twice on each other. All runs are eager,
+    copy of it, which shares its parameters, twice more on the first call and twice on each other; and, if something
+    prevents a capture, twice on each, to recognise what it computes of its items. All runs are eager,
     on the CPU or on a GPU; nothing is captured. Tensors of a call are copied first. On the CPU, tensors of a call count
     as device tensors, as on the tape. Syncs wherever the module does.
 

@@ -20,7 +20,8 @@ class Capture:
             of seconds. The tape and eager calls run the forward uncompiled.
         on_change: What to do when memory that graphs read has moved or changed its dtype. `"error"` raises
             `StaleGraphError`. `"recapture"` releases the graphs and captures them again in the same call, and logs a
-            warning to the logger `varlen_graphs`.
+            warning to the logger `varlen_graphs`, as calls do in any case where a number, text or forward of the module
+            has changed.
         exact: Number of graphs of exactly the size of calls, for the sizes that came most often recently: such calls
             replay without padding, and give the bits of an eager run. They are captured between calls, by
             `capture_pending` or `capture_in_background`, where `memory=` leaves room.

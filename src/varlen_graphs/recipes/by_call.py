@@ -51,8 +51,9 @@ def by_call(
         **options: Other arguments of `GraphedEncoder`, such as `backend`, `memory`, `capture` or `verify`.
 
     Raises:
-        SpecError: The call has no batch, the module accepts no batch of other sizes, an output depends on several
-            items, or it cannot be captured. The message names the argument, the output or the line.
+        SpecError: The call has no batch, or one tensor as two arguments, the module accepts no batch of other sizes, an
+            output depends on several items, or it cannot be captured. The message names the argument, the output or the
+            line.
     """
     check_loaded(module)
     if module.training:
