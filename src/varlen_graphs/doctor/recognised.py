@@ -82,7 +82,7 @@ def recognise(
     for example in examples:
         given = example.named(module)
         try:
-            call = _Call(example, given, given[rows].shape, Layout(tuple(layout.parse(given[name]))))
+            call = _Observed(example, given, given[rows].shape, Layout(tuple(layout.parse(given[name]))))
             layout.check_rows(call.items, call.shape, rows)
             calls.append(call._replace(output=_run(module, example, _Seen({}))))  # under a mode, encoders run eager
         except Exception:  # of the module, or of calls that are none of this layout
@@ -115,7 +115,7 @@ def recognise(
     return Recognised(layout, found, beside, outputs)
 
 
-class _Call(NamedTuple):
+class _Observed(NamedTuple):
     """A call: its arguments by name, the shape of its rows, its items and its output."""
 
     example: ExampleCall
@@ -214,7 +214,7 @@ def _tables(module: nn.Module) -> Iterator[str]:
                 yield f"{start}.{name}".lstrip(".")
 
 
-def _produced(buffer: Buffer, call: _Call, layout: LayoutArgument, module: nn.Module) -> list[Value]:
+def _produced(buffer: Buffer, call: _Observed, layout: LayoutArgument, module: nn.Module) -> list[Value]:
     """Return the values of a buffer for the items of a call, without any padding; empty if it has none."""
     items = call.items.items
     per: Per = buffer.per if isinstance(buffer, CuSeqlens | MaxSeqlen) else "item"
@@ -234,7 +234,7 @@ def _produced(buffer: Buffer, call: _Call, layout: LayoutArgument, module: nn.Mo
 
 
 def _distinct(
-    candidates: Sequence[Buffer], calls: Sequence[_Call], layout: LayoutArgument, module: nn.Module
+    candidates: Sequence[Buffer], calls: Sequence[_Observed], layout: LayoutArgument, module: nn.Module
 ) -> list[Buffer]:
     """Return the candidates without those whose values are those of one before, in all calls."""
     found: list[Buffer] = []
@@ -249,7 +249,7 @@ def _distinct(
     return found
 
 
-def _varies(buffer: MaxSeqlen, calls: Sequence[_Call], layout: LayoutArgument) -> bool:
+def _varies(buffer: MaxSeqlen, calls: Sequence[_Observed], layout: LayoutArgument) -> bool:
     """Return True if the longest segment differs between calls: else any number may be the same by chance."""
     return len({max(segments_of(item, buffer.per, layout.merge)[1] for item in one.items.items) for one in calls}) > 1
 
@@ -266,7 +266,7 @@ def _same(one: list[list[Value]], other: list[list[Value]]) -> bool:
     return all(_is(b, a) if isinstance(a, Tensor) else type(b) is int and a == b for a, b in pairs)
 
 
-def _outputs(calls: Sequence[_Call], layout: LayoutArgument) -> Extent | Fields | None:
+def _outputs(calls: Sequence[_Observed], layout: LayoutArgument) -> Extent | Fields | None:
     """Return the declaration of the outputs; `None` if it does not follow from their sizes."""
     outputs = [call.output for call in calls]
     if all(isinstance(output, Tensor) for output in outputs):
@@ -284,7 +284,7 @@ def _fields(output: Any) -> dict[str, Tensor]:
     return {name: value for name, value in items if isinstance(value, Tensor)}
 
 
-def _extent(shapes: Sequence[torch.Size], calls: Sequence[_Call], layout: LayoutArgument) -> Extent | None:
+def _extent(shapes: Sequence[torch.Size], calls: Sequence[_Observed], layout: LayoutArgument) -> Extent | None:
     """Return the extent of outputs with these shapes, an entry for each row, for several, or for each item.
 
     `None` if none fits, or two do.
@@ -302,7 +302,7 @@ def _extent(shapes: Sequence[torch.Size], calls: Sequence[_Call], layout: Layout
     return Items() if of_items else None
 
 
-def _merge(outputs: Extent | Fields | None, calls: Sequence[_Call], layout: LayoutArgument) -> int:
+def _merge(outputs: Extent | Fields | None, calls: Sequence[_Observed], layout: LayoutArgument) -> int:
     """Return the side of the blocks of rows that outputs merge."""
     found = [] if outputs is None else extents(outputs)
     every = max((one.every for one in found if isinstance(one, Rows)), default=1)
@@ -311,7 +311,7 @@ def _merge(outputs: Extent | Fields | None, calls: Sequence[_Call], layout: Layo
     return side if isinstance(layout, GridTHW | GridHW) and side * side == every and whole else 1
 
 
-def _input(name: str, calls: Sequence[_Call], layout: LayoutArgument) -> str | None:
+def _input(name: str, calls: Sequence[_Observed], layout: LayoutArgument) -> str | None:
     """Return the declaration of a tensor that calls bring beside the rows; `None` if some do not."""
     tensors = [call.given.get(name) for call in calls]
     shapes = [one.shape for one in tensors if isinstance(one, Tensor)]
