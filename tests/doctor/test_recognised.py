@@ -270,3 +270,26 @@ def test_an_output_that_may_be_two_things_is_left_open():
     assert "outputs=...," in vg.diagnose(Pools(), *calls).summary
     calls.append({"x": torch.randn(3, 4, 8), "attention_mask": torch.ones(3, 4, dtype=torch.int64)})
     assert "outputs=vg.outputs.Items()," in vg.diagnose(Pools(), *calls).summary
+
+
+@torch.no_grad()
+def test_a_table_of_zeros_is_not_recognised_in_other_zeros():
+    class Zeros(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Parameter(torch.zeros(16, 8))
+
+        def forward(self, x, grid_thw):
+            return x + torch.zeros(len(x), 8) + grid_thw.max().item()
+
+    calls = [{"x": torch.randn(16, 8), "grid_thw": torch.tensor(g)} for g in ([(1, 4, 4)], [(1, 2, 4), (1, 4, 2)])]
+    assert "Interpolation" not in vg.diagnose(Zeros().eval(), *calls).summary
+
+
+def test_calls_without_rows_are_told_by_words_alone():
+    class Odd(nn.Module):
+        def forward(self, x, lengths):
+            return x * lengths.max().item()
+
+    summary = vg.diagnose(Odd(), {"x": torch.randn(0, 8), "lengths": torch.tensor([0, 0])}).summary
+    assert "...,  # MaxSeqlen" in summary

@@ -417,3 +417,43 @@ def test_one_tensor_as_two_arguments_is_the_modules_own_business(itself):
         torch.testing.assert_close(model(x, key), own(x, key))
     assert replays(model) == 2
     assert eager(model) == {"": {"arguments that vg.wrap did not understand": 2}}
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["argument", "twice"])
+def test_outputs_that_are_one_tensor_stay_one(own):
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList([nn.Linear(DIM, DIM)])
+
+        def forward(self, x):
+            h = self.layers[0](x)
+            return h, (x if own else h)
+
+    model, _ = wrapped(made(Twice))
+    for _ in range(2):
+        x = torch.randn(3, DIM)
+        first, second = model(x)
+        assert second is (x if own else first)
+    assert replays(model) == 0
+
+
+class FromLast(nn.Module):
+    """Scales by the length of the call before."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers, self.last = nn.ModuleList([nn.Linear(DIM, DIM)]), 1
+
+    def forward(self, x):
+        """Project."""
+        out, self.last = self.layers[0](x) * self.last, x.shape[1]
+        return out
+
+
+def test_a_call_whose_capture_fails_runs_the_module_once():
+    model, own = wrapped(made(FromLast))
+    for length in (5, 5, 5, 9, 9, 5, 5, 9, 9, 5, 9):
+        x = torch.randn(2, length, DIM)
+        torch.testing.assert_close(model(x), own(x))
+        assert model.last == own.last

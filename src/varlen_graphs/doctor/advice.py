@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 from torch import Tensor, nn
 
@@ -48,9 +49,10 @@ def summary(module: nn.Module, examples: Sequence[ExampleCall], findings: Sequen
     described = {name: own for name, value in example.named(module).items() if (own := items_in(value)) is not None}
     layouts = ((name, one) for name, own in {**described, **given}.items() if (one := _layout(name, own, rows)))
     name, layout = next(layouts, ("", None))
-    found = None if layout is None else recognise(module, examples, rows, name, layout)
-    if found is None:
-        found = Recognised(layout, [], [], None)
+    found = Recognised(layout, [], [], None)
+    if layout is not None:
+        with suppress(Exception):  # of the module's own code, or of items that are not those of the rows
+            found = recognise(module, examples, rows, name, layout)
     keywords = list(dict.fromkeys(name for finding in findings for name in finding.arguments))
     named = {one.name for one in found.buffers}
     buffers = [

@@ -30,6 +30,8 @@ from varlen_graphs.layouts.arguments import LayoutArgument
 from varlen_graphs.layouts.grids import GridHW, GridTHW
 from varlen_graphs.layouts.item_table import ItemTable
 from varlen_graphs.layouts.items import Layout, Order
+from varlen_graphs.layouts.lengths import Lengths
+from varlen_graphs.layouts.mask import Mask
 from varlen_graphs.layouts.segments import Per, Windows, segments_of
 from varlen_graphs.outputs.declared import Fields, extents
 from varlen_graphs.outputs.entries import Extent, Items, Rows
@@ -41,6 +43,9 @@ MOST_FREQUENCIES = 512
 """Entries of a vector that may be frequencies of a rotary embedding."""
 
 _MODES: tuple[Mode, ...] = ("bilinear", "bicubic")
+
+IN_THE_PACKAGE = (GridTHW, Lengths, Mask)
+"""Layouts that `varlen_graphs` has itself; all others are in `varlen_graphs.layouts`."""
 
 Value = Tensor | int
 
@@ -62,7 +67,7 @@ class Recognised(NamedTuple):
 
 def recognise(
     module: nn.Module, examples: Sequence[ExampleCall], rows: str, name: str, layout: LayoutArgument
-) -> Recognised | None:
+) -> Recognised:
     """Return the parts of a declaration, found by running a module on its calls, which it may write to.
 
     Each kind of buffer is computed for the items of each call, and compared with every tensor and number that the
@@ -75,18 +80,16 @@ def recognise(
         name: Name of the argument that describes the items.
         layout: How that may be declared.
 
-    Returns:
-        `None` if a call does not run, or its items are not those of its rows.
+    Raises:
+        Exception: That of the module, or of items that are not those of the rows.
     """
     calls = []
     for example in examples:
         given = example.named(module)
-        try:
-            call = _Observed(example, given, given[rows].shape, Layout(tuple(layout.parse(given[name]))))
-            layout.check_rows(call.items, call.shape, rows)
-            calls.append(call._replace(output=_run(module, example, _Seen({}))))  # under a mode, encoders run eager
-        except Exception:  # of the module, or of calls that are none of this layout
-            return None
+        items = Layout(tuple(layout.parse(given[name])))
+        layout.check_rows(items, given[rows].shape, rows)
+        output = _run(module, example, _Seen({}))  # under a mode, encoders inside run eager
+        calls.append(_Observed(example, given, given[rows].shape, items, output))
     outputs = _outputs(calls, layout)
     merge = _merge(outputs, calls, layout)
     if merge > 1:
@@ -95,10 +98,7 @@ def recognise(
     for call in calls:
         wanted = {at: _produced(one, call, layout, module) for at, one in enumerate(candidates)}
         seen = _Seen({at: values for at, values in wanted.items() if values})
-        try:
-            _run(module, call.example, seen)
-        except Exception:
-            return None
+        _run(module, call.example, seen)
         candidates = [one for at, one in enumerate(candidates) if at in seen.found]
     found = _distinct(candidates, calls, layout, module)
     attends = {one.per for one in found if isinstance(one, CuSeqlens)}
@@ -122,7 +122,7 @@ class _Observed(NamedTuple):
     given: Mapping[str, Any]
     shape: torch.Size
     items: Layout
-    output: Any = None
+    output: Any
 
 
 def _run(module: nn.Module, example: ExampleCall, mode: RunMode) -> Any:
@@ -243,7 +243,8 @@ def _distinct(
         values = [_produced(one, call, layout, module) for call in calls]
         if isinstance(one, WindowIndex) and all(_counts(value) for own in values for value in own):
             continue  # no window moves a row, and any count of rows is the same
-        if not any(_same(values, other) for other in known):
+        tells = any(_tells(value) for own in values for value in own)
+        if tells and not any(_same(values, other) for other in known):
             found.append(one)
             known.append(values)
     return found
@@ -252,6 +253,11 @@ def _distinct(
 def _varies(buffer: MaxSeqlen, calls: Sequence[_Observed], layout: LayoutArgument) -> bool:
     """Return True if the longest segment differs between calls: else any number may be the same by chance."""
     return len({max(segments_of(item, buffer.per, layout.merge)[1] for item in one.items.items) for one in calls}) > 1
+
+
+def _tells(value: Value) -> bool:
+    """Return True unless all numbers of a tensor are the same, as they may be by chance."""
+    return isinstance(value, int) or bool((value != value.flatten()[0]).any())
 
 
 def _counts(value: Value) -> bool:
@@ -329,12 +335,10 @@ def _input(name: str, calls: Sequence[_Observed], layout: LayoutArgument) -> str
 
 def pasted(part: Any) -> str:
     """Return a buffer, a layout or the declaration of outputs as code, with the arguments that are not the defaults."""
-    import varlen_graphs as vg
-
     kind = type(part).__name__
     if isinstance(part, Fields):
         return f"vg.outputs.Fields({', '.join(f'{name}={pasted(one)}' for name, one in part.fields.items())})"
-    rooms = {"vg.buffers": Buffer, "vg.outputs": Extent, "vg" if hasattr(vg, kind) else "vg.layouts": LayoutArgument}
+    rooms = {"vg.buffers": Buffer, "vg.outputs": Extent, "vg": IN_THE_PACKAGE, "vg.layouts": LayoutArgument}
     where = next(room for room, base in rooms.items() if isinstance(part, base))
     fields = [(one.name, getattr(part, one.name), one.default) for one in dataclasses.fields(part) if one.init]
     changed = [(name, value) for name, value, default in fields if value != default]

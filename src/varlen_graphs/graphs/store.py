@@ -31,7 +31,7 @@ from varlen_graphs.guards.module_guard import ModuleGuard
 from varlen_graphs.guards.slots import Change
 from varlen_graphs.options.capture import Capture
 from varlen_graphs.routing.costs import Costs
-from varlen_graphs.routing.enabled import CAPTURE_FAILED, WRONG_OUTPUT, EnabledBudgets
+from varlen_graphs.routing.enabled import CAPTURE_FAILED, UNSETTLED, EnabledBudgets
 from varlen_graphs.routing.memory_limit import MemoryLimit
 
 LOGGER = logging.getLogger("varlen_graphs")
@@ -201,7 +201,7 @@ class GraphStore:
         self._releases += 1
         if self._releases > MOST_RELEASES:
             for budget in self.budgets.enabled:
-                self.budgets.disable(budget, WRONG_OUTPUT, f"again and again, {change}")
+                self.budgets.disable(budget, UNSETTLED, f"again and again, {change}")
 
     def inputs(self, call: Call) -> CaptureInputs:
         """Return the inputs to capture graphs for a call."""

@@ -1,6 +1,7 @@
 """Detection of changes to a module, and to memory, that invalidate captured graphs."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from inspect import getattr_static
 from itertools import cycle
 from typing import Any
 
@@ -17,8 +18,8 @@ CALLS = 64
 
 NUMBERS = (bool, int, float, str)
 
-CHECKED = ("training", "active_adapter")
-"""Attributes that every call checks."""
+ELSEWHERE = ("training", "active_adapter", "gradient_checkpointing")
+"""Attributes that every call checks, and one without effect outside of training."""
 
 CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 """Modules to which submodules are added while they are in use, as adapters are."""
@@ -103,7 +104,7 @@ class ModuleGuard:
         self._containers = [vars(owner) for _, owner in owners if isinstance(owner, CONTAINERS)]
         self._snapshot, self._moving = snapshot or Snapshot(), moving
         self._forms = [(path, owner, type(owner), _forward_override(owner)) for path, owner in named.items()]
-        self._attributes = {id(vars(owner)) for owner in named.values()}
+        self._attributes = {id(vars(owner)): owner for owner in named.values()}
         slots.sort(key=lambda slot: not isinstance(slot.value, nn.Parameter))  # so that each sample gets some
         self._was_changed = False
         self._slots = slots
@@ -136,12 +137,8 @@ class ModuleGuard:
     def _frozen_in(self, path: str, attributes: Mapping[str, Any]) -> list[str]:
         """Return the names of attributes of a module that a graph has frozen: numbers and text, and its own forward."""
         start = f"{path}." if path else ""
-        numbers = [
-            name
-            for name, value in attributes.items()
-            if _is_frozen(name, value) and value == value and f"{start}{name}" not in self._moving  # NaN equals nothing
-        ]
-        return numbers + ["forward"] * ("forward" in attributes)
+        found = (name for name, value in attributes.items() if _is_frozen(name, value))
+        return ["forward", *(name for name in found if f"{start}{name}" not in self._moving)]
 
     def find_change(self) -> Change | None:
         """Compare everything, and describe the first change, if any."""
@@ -179,12 +176,13 @@ class ModuleGuard:
             if _forward_override(part) != forward:
                 yield f"the forward of {what} was replaced"
         for change in self._snapshot.changes():
-            if (
-                id(change.own) in self._attributes
-                and change.place not in self._moving
-                and _is_frozen(change.key, change.before)
-            ):
-                yield f"{change.place!r} changed from {change.before!r} to {change.now!r}"
+            part, before = self._attributes.get(id(change.own)), change.before
+            if part is None or change.place in self._moving:
+                continue
+            if before is None:  # its class may have a value for what it had none for
+                before = getattr_static(type(part), change.key, None)
+            if _is_frozen(change.key, before):
+                yield f"{change.place!r} changed from {before!r} to {change.now!r}"
 
     def find_change_sampled(self) -> Change | None:
         """Compare one sample, a different one at each call, and everything if the sample shows a change.
@@ -208,9 +206,9 @@ def _odd_prime(most: int) -> int:
 
 
 def _is_frozen(name: str, value: Any) -> bool:
-    """Return True for a number or text in an attribute, which graphs do not follow; calls compare `CHECKED` at once."""
+    """Return True for a number or text in an attribute, which graphs do not follow."""
     is_number = issubclass(type(value), NUMBERS)  # objects may raise if they are asked for their class
-    return is_number and name not in CHECKED and not name.startswith("_")
+    return is_number and name not in ELSEWHERE and not name.startswith("_")
 
 
 def _forward_override(module: nn.Module) -> Any:

@@ -1,7 +1,7 @@
 """Slots that hold tensors and submodules, and comparison of their values with those at capture."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from operator import attrgetter, is_, itemgetter
+from operator import attrgetter, is_
 from typing import Any, NamedTuple
 
 import torch
@@ -65,8 +65,7 @@ class SlotGroup:
         self._slots = slots
         self._attributes = [own for own, _ in attributes]
         self._counts = [*map(len, self._attributes)]
-        self._getters = [itemgetter(*names) if names else _nothing for _, names in attributes]
-        self._frozen = [getter(own) for own, getter in zip(self._attributes, self._getters, strict=True)]
+        self._frozen = [(own, names, [*map(own.get, names)]) for own, names in attributes]
         self._owners, self._registry_names = [own for own, _ in registries], [name for _, name in registries]
         self._whole = [own[name] for own, name in registries]
         self._sizes = [*map(len, self._whole)]
@@ -100,10 +99,8 @@ class SlotGroup:
         )
 
     def _has_frozen(self) -> bool:
-        try:
-            return [get(own) for get, own in zip(self._getters, self._attributes, strict=True)] == self._frozen
-        except KeyError:
-            return False
+        # By identity: objects may raise where they are compared.
+        return all(all(map(is_, map(own.get, names), values)) for own, names, values in self._frozen)
 
     def changes(self) -> Iterator[Change]:
         """Describe each slot that changed, in shape or strides too."""
@@ -116,10 +113,6 @@ class SlotGroup:
                 yield Change(f"{path!r} was {'moved or replaced' if self._address(value) else 'freed'}")
             elif isinstance(value, Tensor) and _format(value) != form:
                 yield Change(f"{path!r} changed from {_describe_format(*form)} to {_describe_format(*_format(value))}")
-
-
-def _nothing(attributes: Mapping[str, Any]) -> None:
-    return None
 
 
 def _local_address(tensor: Tensor) -> int:

@@ -24,6 +24,7 @@ from varlen_graphs.recipes.by_call import CallEncoder, by_call
 from varlen_graphs.recipes.probes.call_models import CallReader
 from varlen_graphs.recipes.registry import METHODS, Method, Recipe
 from varlen_graphs.recipes.tower_encoder import SeveralEncoders
+from varlen_graphs.serving.execute import OWN_OUTPUT
 from varlen_graphs.stats import Stats
 
 PLACES = ("forward", "_old_forward")
@@ -238,6 +239,9 @@ class Installed:
             if not inside_capture() and not (self._encoder and len(self._encoder.executor.store)):
                 self._gave_up = error
             self._tell(error)
+            if hasattr(error, OWN_OUTPUT):
+                self._count(NOT_CAPTURED, 1)
+                return getattr(error, OWN_OUTPUT)
             return self._eager(NOT_CAPTURED, args, kwargs)
         except (InputError, LayoutError, SpecError) as error:
             if self._encoder is None and not inside_capture():

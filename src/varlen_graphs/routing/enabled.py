@@ -11,6 +11,7 @@ from varlen_graphs.stats import Reason
 TOO_LARGE = "larger than every budget"
 CAPTURE_FAILED = "its budget could not be captured"
 WRONG_OUTPUT = "its budget gave a wrong output"
+UNSETTLED = "the module changes again and again"
 VERIFICATION_FAILED = "its budget failed verification"
 OVER_LIMIT = "its budget exceeds the memory limit"
 LEFT_OUT = "its default budget takes too much memory or time"

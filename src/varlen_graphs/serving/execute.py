@@ -42,6 +42,9 @@ from varlen_graphs.serving.trace_size import trace_size
 from varlen_graphs.stats import Stats
 from varlen_graphs.traffic.trace import Trace
 
+OWN_OUTPUT = "own_output"
+"""Attribute of the error of a capture: the output of the module itself, which has run the call and need not again."""
+
 
 class Verification(Protocol):
     """Compares replays of calls with the module itself."""
@@ -183,7 +186,12 @@ class Executor:
                 return usable, Route(reason=reason), None
             own = None if call.staged else self._reference(call)  # the rows of a stage come later
             example = None if own is None else replace(call)
-            self.store.capture(self.store.inputs(call), [max(missing)], 1, example)
+            try:
+                self.store.capture(self.store.inputs(call), [max(missing)], 1, example)
+            except Exception as error:
+                if own is not None and own.against == MODULE:
+                    setattr(error, OWN_OUTPUT, own.output)
+                raise
             usable = self.store.usable(call.key, captured=True)
             route = self.router.route(call, usable.costs, usable.timed, usable.rejected)
         return usable, route, own

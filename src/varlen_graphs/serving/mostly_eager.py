@@ -12,7 +12,14 @@ from varlen_graphs.capture.ambient import (
 from varlen_graphs.capture.mode import HOOKS
 from varlen_graphs.declaration.signature import Signature
 from varlen_graphs.errors import warn
-from varlen_graphs.routing.enabled import CAPTURE_FAILED, OVER_LIMIT, TOO_LARGE, VERIFICATION_FAILED, WRONG_OUTPUT
+from varlen_graphs.routing.enabled import (
+    CAPTURE_FAILED,
+    OVER_LIMIT,
+    TOO_LARGE,
+    UNSETTLED,
+    VERIFICATION_FAILED,
+    WRONG_OUTPUT,
+)
 from varlen_graphs.routing.router import Router
 from varlen_graphs.serving.lazy import NOT_CAPTURED, Requests
 from varlen_graphs.stats import Stats
@@ -27,6 +34,7 @@ AS_MADE = "calls have to run as the encoder was made: make it in the state of th
 AS_CAPTURED = "put the setting back, or call encoder.release(), so that the next call captures with it"
 REMEDIES = {
     CAPTURE_FAILED: "encoder.report() has the errors; mend them, or free memory, and call encoder.release()",
+    UNSETTLED: "encoder.report() says what changes; keep it as it is, and call encoder.release()",
     WRONG_OUTPUT: "encoder.verify([call]) says where it differs, after encoder.release()",
     VERIFICATION_FAILED: "encoder.verify([call]) says where it differs, after encoder.release()",
     OVER_LIMIT: "allow more by memory=, or give the encoder smaller budgets",

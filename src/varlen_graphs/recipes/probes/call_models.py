@@ -241,8 +241,11 @@ def _check_arguments_stay(module: nn.Module, form: CallForm) -> None:
         SpecError: It writes to one.
     """
     tensors, fixed = {name: tensor.clone() for name, tensor in form.tensors.items()}, deepcopy(form.fixed)
+    outputs: list[Any] = []
     with torch.no_grad(), suppress(Exception):  # the module raises it again
-        module.forward(**tensors, **fixed)
+        outputs = [one for one in tree_leaves(module.forward(**tensors, **fixed)) if isinstance(one, Tensor)]
+    if len({*map(id, (*tensors.values(), *outputs))}) < len(tensors) + len(outputs):
+        raise SpecError("it returns one tensor twice, or an argument, which graphs return as copies: expected others")
     written = [name for name, tensor in form.tensors.items() if not _same_bits(tensors[name], tensor)]
     written += [name for name, value in fixed.items() if not alike(value, form.fixed[name])]
     if written:
