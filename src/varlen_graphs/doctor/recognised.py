@@ -338,7 +338,12 @@ def pasted(part: Any) -> str:
     kind = type(part).__name__
     if isinstance(part, Fields):
         return f"vg.outputs.Fields({', '.join(f'{name}={pasted(one)}' for name, one in part.fields.items())})"
-    rooms = {"vg.buffers": Buffer, "vg.outputs": Extent, "vg": IN_THE_PACKAGE, "vg.layouts": LayoutArgument}
+    rooms: dict[str, Any] = {
+        "vg.buffers": Buffer,
+        "vg.outputs": Extent,
+        "vg": IN_THE_PACKAGE,
+        "vg.layouts": LayoutArgument,
+    }
     where = next(room for room, base in rooms.items() if isinstance(part, base))
     fields = [(one.name, getattr(part, one.name), one.default) for one in dataclasses.fields(part) if one.init]
     changed = [(name, value) for name, value, default in fields if value != default]
