@@ -27,7 +27,7 @@ def test_models_that_no_graph_can_run_are_refused(name):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", ["bert", "modernbert", "qwen3", "t5", "mpnet"])
+@pytest.mark.parametrize("name", ["bert", "modernbert", "qwen3", "t5", "mpnet", "bart"])
 def test_half_precision_is_about_as_exact_as_the_model(name, dtype):
     exact, model = text_model(name).cuda(), text_model(name, dtype).cuda()
     encoder = text_encoder(name, model, backend="cuda", verify=0)
@@ -41,7 +41,7 @@ def test_half_precision_is_about_as_exact_as_the_model(name, dtype):
     assert not encoder.stats.eager
 
 
-@pytest.mark.parametrize("name", ["bert", "modernbert", "qwen3"])
+@pytest.mark.parametrize("name", ["bert", "modernbert", "qwen3", "bart"])
 def test_compiled_graphs_are_as_the_model(name):
     encoder = text_encoder(name, text_model(name).cuda(), backend="cuda", capture=vg.options.Capture(compile=True))
     check_texts(encoder, 1e-3)

@@ -30,13 +30,16 @@ class PackedPositions(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run a torch function."""
         result = func(*args, **(kwargs or {}))
-        if func is torch.arange:
-            caller = sys._getframe(1)
-            site = caller.f_code, caller.f_lineno
-            if result.shape != self._positions.shape:
+        if func is not torch.arange:
+            return result
+        # Code under torch.compile cannot tell its caller.
+        caller = None if torch.compiler.is_compiling() else sys._getframe(1)
+        site = None if caller is None else (caller.f_code, caller.f_lineno)
+        if result.shape != self._positions.shape:
+            if site is not None:
                 self._others.add(site)
-            elif site not in self._others and (first := _first(*args, **(kwargs or {}))) is not None:
-                return (self._positions + first).to(result.dtype)
+        elif site not in self._others and (first := _first(*args, **(kwargs or {}))) is not None:
+            return (self._positions + first).to(result.dtype)
         return result
 
 
