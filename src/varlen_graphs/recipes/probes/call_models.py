@@ -244,8 +244,9 @@ def _check_arguments_stay(module: nn.Module, form: CallForm) -> None:
     outputs: list[Any] = []
     with torch.no_grad(), suppress(Exception):  # the module raises it again
         outputs = [one for one in tree_leaves(module.forward(**tensors, **fixed)) if isinstance(one, Tensor)]
-    if len({*map(id, (*tensors.values(), *outputs))}) < len(tensors) + len(outputs):
-        raise SpecError("it returns one tensor twice, or an argument, which graphs return as copies: expected others")
+    given = {id(tensor) for tensor in tensors.values()}
+    if any(id(one) in given for one in outputs):
+        raise SpecError("it returns an argument, of which graphs would return a copy: expected other tensors")
     written = [name for name, tensor in form.tensors.items() if not _same_bits(tensors[name], tensor)]
     written += [name for name, value in fixed.items() if not alike(value, form.fixed[name])]
     if written:
