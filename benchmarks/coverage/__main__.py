@@ -27,8 +27,8 @@ from benchmarks.coverage.outcomes import Row, outcome, state
 from benchmarks.coverage.run import rows_of
 from varlen_graphs.recipes.registry import RECIPES
 
-PACKAGES = re.compile(r"/\S*/site-packages/")
-"""Folder of this machine that reasons name."""
+PACKAGES = re.compile(rf"/\S*/site-packages/|{re.escape(str(Path(transformers.__file__).parents[1]))}/")
+"""Folders of this machine that reasons name."""
 
 SECONDS = 300
 """Time for a model."""
