@@ -176,9 +176,9 @@ def test_sequences_with_tensors_beside_them():
         return module.run(x, position_ids, cu_seqlens, max_seqlen, language, types, scale)
 
     code = check(Lines().eval(), calls, declared)
-    assert 'vg.inputs.PerItem("language", (), dtype=torch.int64)' in code
-    assert 'vg.inputs.PerRow("types", (1,))' in code
-    assert 'vg.inputs.PerCall("scale", (1, 16))' in code
+    assert 'vg.inputs.PerItem("language", dtype=torch.int64)' in code
+    assert 'vg.inputs.PerRow("types", shape=(1,))' in code
+    assert 'vg.inputs.PerCall("scale", shape=(1, 16))' in code
     assert "outputs=vg.outputs.Fields(rows=vg.outputs.Rows(), pooled=vg.outputs.Items())" in code
 
 
@@ -215,7 +215,7 @@ def test_padded_texts(causal):
     code = check(Texts(causal).eval(), calls, declared, [vg.budgets.Budget.padded(3, 16)])
     assert 'layout=vg.Mask("attention_mask")' in code
     assert ("causal=True" in code) == causal
-    assert 'inputs=[vg.inputs.PerRow("types", (1,))]' in code
+    assert 'inputs=[vg.inputs.PerRow("types", shape=(1,))]' in code
 
 
 @torch.no_grad()

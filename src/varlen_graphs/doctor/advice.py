@@ -62,13 +62,18 @@ def summary(module: nn.Module, examples: Sequence[ExampleCall], findings: Sequen
     kinds = {type(one).__name__ for one in found.buffers}
     kinds |= {"CuSeqlens"} if "AttentionMask" in kinds else set()  # either tells attention what belongs together
     words = (text for finding in findings if not finding.arguments and (text := finding.declaration))
-    buffers += [f"...,  # {text}" for text in dict.fromkeys(words) if not kinds.intersection(re.findall(r"\w+", text))]
+    others = [text for text in dict.fromkeys(words) if not kinds.intersection(re.findall(r"\w+", text))]
     described_by = "..." if found.layout is None else pasted(found.layout)
     lines = [f'    rows="{rows}",', f"    layout={described_by},  # the argument that describes the items"]
-    if buffers:
-        lines += ["    buffers=[", *(f"        {text}{'' if ',  # ' in text else ','}" for text in buffers), "    ],"]
+    if buffers or others:
+        lines += [
+            "    buffers=[",
+            *(f"        {text}," for text in buffers),
+            *(f"        ...,  # {text}" for text in others),
+            "    ],",
+        ]
     if found.inputs:
-        lines.append(f"    inputs=[{', '.join(found.inputs)}],")
+        lines.append(f"    inputs=[{', '.join(map(pasted, found.inputs))}],")
     if found.outputs is None:
         lines.append("    outputs=...,")
     elif found.outputs != Rows():

@@ -1,4 +1,4 @@
-"""What a module computes of its items by itself, recognised by its values: the declaration that would compute it."""
+"""Declarations of modules, recognised by the values that modules compute of their items."""
 
 import dataclasses
 import math
@@ -25,6 +25,7 @@ from varlen_graphs.buffers import (
 )
 from varlen_graphs.dispatch.thread_modes import RunMode, run_under
 from varlen_graphs.doctor.example_call import ExampleCall
+from varlen_graphs.inputs.extra import Input, PerCall, PerItem, PerRow
 from varlen_graphs.kernels.interpolation.reference import Mode
 from varlen_graphs.layouts.arguments import LayoutArgument
 from varlen_graphs.layouts.grids import GridHW, GridTHW
@@ -56,12 +57,12 @@ class Recognised(NamedTuple):
     Attributes:
         layout: The layout argument; `None` if there is none.
         buffers, inputs: Those that were recognised.
-        outputs: That of the outputs; `None` if it does not follow from their sizes.
+        outputs: Declaration of the outputs; `None` if it does not follow from their sizes.
     """
 
     layout: LayoutArgument | None
     buffers: list[Buffer]
-    inputs: list[str]
+    inputs: list[Input]
     outputs: Extent | Fields | None
 
 
@@ -107,12 +108,9 @@ def recognise(
     found = [
         one for one in found if not isinstance(one, MaxSeqlen) or one.per in attends or _varies(one, calls, layout)
     ]
-    beside = [
-        text
-        for other, value in calls[0].given.items()
-        if other not in (rows, name) and isinstance(value, Tensor) and (text := _input(other, calls, layout))
-    ]
-    return Recognised(layout, found, beside, outputs)
+    others = [other for other in calls[0].given if other not in (rows, name)]
+    inputs = [one for other in others if (one := _input(other, calls, layout)) is not None]
+    return Recognised(layout, found, inputs, outputs)
 
 
 class _Observed(NamedTuple):
@@ -280,9 +278,9 @@ def _outputs(calls: Sequence[_Observed], layout: LayoutArgument) -> Extent | Fie
     fields = [_fields(output) for output in outputs]
     if not all(fields) or len({tuple(own) for own in fields}) > 1:
         return None
-    extents = {name: _extent([own[name].shape for own in fields], calls, layout) for name in fields[0]}
-    found = {name: extent for name, extent in extents.items() if extent is not None}
-    return Fields(**found) if len(found) == len(extents) else None
+    shapes = {name: [own[name].shape for own in fields] for name in fields[0]}
+    found = {name: extent for name, own in shapes.items() if (extent := _extent(own, calls, layout)) is not None}
+    return Fields(**found) if len(found) == len(shapes) else None
 
 
 def _fields(output: Any) -> dict[str, Tensor]:
@@ -317,29 +315,29 @@ def _merge(outputs: Extent | Fields | None, calls: Sequence[_Observed], layout: 
     return side if isinstance(layout, GridTHW | GridHW) and side * side == every and whole else 1
 
 
-def _input(name: str, calls: Sequence[_Observed], layout: LayoutArgument) -> str | None:
-    """Return the declaration of a tensor that calls bring beside the rows; `None` if some do not."""
-    tensors = [call.given.get(name) for call in calls]
-    shapes = [one.shape for one in tensors if isinstance(one, Tensor)]
-    if len(shapes) < len(calls):
+def _input(name: str, calls: Sequence[_Observed], layout: LayoutArgument) -> Input | None:
+    """Return the declaration of a tensor that calls bring beside the rows; `None` if some do not, or as anything."""
+    tensors = [one for call in calls if isinstance(one := call.given.get(name), Tensor)]
+    if len(tensors) < len(calls):
         return None
-    dtype = tensors[0].dtype  # type: ignore[union-attr]
-    of = "" if dtype.is_floating_point else f", dtype={dtype}"
+    shapes = [one.shape for one in tensors]
+    dtype = None if tensors[0].is_floating_point() else tensors[0].dtype
     dims = 2 if layout.padded else 1
     if all(shape[:dims] == call.shape[:dims] for shape, call in zip(shapes, calls, strict=True)):
-        return f'vg.inputs.PerRow("{name}", {tuple(shapes[0][dims:])}{of})'
+        return PerRow(name, tuple(shapes[0][dims:]), dtype)
     if all(shape[:1] == (len(call.items),) for shape, call in zip(shapes, calls, strict=True)):
-        return f'vg.inputs.PerItem("{name}", {tuple(shapes[0][1:])}{of})'
-    return f'vg.inputs.PerCall("{name}", {tuple(shapes[0])}{of})' if len({*shapes}) == 1 else None
+        return PerItem(name, tuple(shapes[0][1:]), dtype)
+    return PerCall(name, tuple(shapes[0]), dtype) if len({*shapes}) == 1 else None
 
 
 def pasted(part: Any) -> str:
-    """Return a buffer, a layout or the declaration of outputs as code, with the arguments that are not the defaults."""
+    """Return a part of a declaration as code, with the arguments that are not the defaults."""
     kind = type(part).__name__
     if isinstance(part, Fields):
         return f"vg.outputs.Fields({', '.join(f'{name}={pasted(one)}' for name, one in part.fields.items())})"
     rooms: dict[str, Any] = {
         "vg.buffers": Buffer,
+        "vg.inputs": Input,
         "vg.outputs": Extent,
         "vg": IN_THE_PACKAGE,
         "vg.layouts": LayoutArgument,

@@ -136,10 +136,10 @@ def merges_texts(module: nn.Module) -> bool:
 def is_pair(module: nn.Module) -> bool:
     """Return True for models of an encoder and a decoder of texts, such as BART and T5."""
     names = arguments_of(module)
-    config = getattr(module, "config", None)
-    pair = getattr(config, "is_encoder_decoder", False) and f"decoder_{IDS}" in names
-    pair = pair and hasattr(module, "get_encoder") and hasattr(module, "get_decoder")
-    return is_model(module) and pair and next(iter(names), "") == IDS and not any(name in INPUTS for name in names)
+    takes_texts = next(iter(names), "") == IDS and f"decoder_{IDS}" in names and not any(one in INPUTS for one in names)
+    has_parts = hasattr(module, "get_encoder") and hasattr(module, "get_decoder")
+    is_set = getattr(getattr(module, "config", None), "is_encoder_decoder", False)
+    return is_model(module) and takes_texts and has_parts and bool(is_set)
 
 
 def _generates(module: nn.Module) -> bool:
@@ -187,7 +187,7 @@ def understand(
             else:
                 return recipe, encoder
     reasons = "; ".join(f"{name}: {error}" for name, error in refusals.items())
-    # What no graph can hold in runs of it, none can hold in its calls either.
+    # A tower does in its calls what it does in runs of a recipe: if no graph can hold these, none can hold its calls.
     can_run = not any(isinstance(error.__cause__, CaptureError) for error in refusals.values())
     if can_run and any(isinstance(error, UnknownCallError) for error in refusals.values()):
         raise UnknownCallError(reasons)
