@@ -580,6 +580,15 @@ def test_positions_of_packed_texts(count, expected):
         assert count(5).tolist() == expected
 
 
+@pytest.mark.parametrize(("version", "packed"), [("2.11.0", False), ("2.13.0", True)])
+def test_compilers_that_hide_how_tokens_are_counted_keep_texts_padded(version, packed, monkeypatch):
+    monkeypatch.setattr(torch, "__version__", type(torch.__version__)(version))
+    encoder = text_encoder("bart", capture=vg.options.Capture(compile=True))
+    assert (encoder.why_padded is None) == packed
+    assert packed or "compiled code of torch 2.11.0" in encoder.why_padded
+    assert text_encoder("bert", capture=vg.options.Capture(compile=True)).why_padded is None
+
+
 def test_a_line_that_has_counted_something_else_counts_no_rows():
     others = set()
     for rows in (3, 5):  # the line asks for five numbers, whatever the rows

@@ -104,7 +104,8 @@ def packed_text(
         expected = [text.run(call) for call in calls]
         if [*map(id, text.model.modules())] != [*map(id, parts)]:
             raise SpecError(f"{name} cannot be graphed: it replaces parts of itself as it runs")
-        spec, forward, why_padded = _declare(text, calls, expected)
+        compiles = getattr(options.get("capture"), "compile", False)
+        spec, forward, why_padded = _declare(text, calls, expected, _why_not_packed(text, compiles))
         options = {"eager_if": _returns_cache} | options if text.caches() else options
         takes_left = text.ignores_side(calls, expected)
         padding = None if spec.layout.one_row else ReadPadding.of(text)
@@ -123,15 +124,25 @@ def packed_text(
     return TextEncoder(model, text, budgets, spec, forward=forward, **options)
 
 
+def _why_not_packed(text: TextModel, compiles: bool) -> str | None:
+    """Return why packing the texts of a model is not even tried, or `None`."""
+    if text.reach > FARTHEST:
+        return (
+            f"its configuration says {text.reach}: packed texts are not checked for a reach of over {FARTHEST} tokens"
+        )
+    if compiles and torch.__version__ < "2.13" and "position_ids" not in text.takes and not is_relative(text.model):
+        return (
+            f"it counts its tokens itself, which compiled code of torch {torch.__version__} hides; expected torch 2.13"
+        )
+    return None
+
+
 def _declare(
-    text: TextModel, calls: list[dict[str, Tensor]], expected: list[Any]
+    text: TextModel, calls: list[dict[str, Tensor]], expected: list[Any], why_not_packed: str | None
 ) -> tuple[BufferSpec, Forward, str | None]:
     """Return the first declaration that passes the check, its forward, and the reason if texts stay padded."""
-    failures: dict[str, dict[str, None]] = {}
-    if text.reach > FARTHEST:
-        why = f"its configuration says {text.reach}: packed texts are not checked for a reach of over {FARTHEST} tokens"
-        failures["packed"] = {why: None}
-    for spec, forward in _attempts(text, expected[0]):
+    failures = {"packed": {why_not_packed: None}} if why_not_packed else {}
+    for spec, forward in _attempts(text, expected[0], packs=why_not_packed is None):
         if spec.layout.one_row:
             calls = [{IDS: call[IDS]} for call in calls if MASK not in call]
             expected = [text.run(call) for call in calls]
@@ -153,13 +164,13 @@ def _declare(
     )
 
 
-def _attempts(text: TextModel, output: Any) -> Iterator[tuple[BufferSpec, Forward]]:
+def _attempts(text: TextModel, output: Any, packs: bool) -> Iterator[tuple[BufferSpec, Forward]]:
     outputs = text.outputs(output, hidden_states=False)
     declared = partial(BufferSpec, text.rows, outputs=outputs, inputs=text.inputs, declared_by="recipe")
     buffers = [RowPositions("row_in_text", text.largest), CuSeqlens(per="item"), MaxSeqlen(per="item"), item_table()]
     run = relative_forward if is_relative(text.model) else _own(text)
     poolers = POOLERS if POOLED in outputs.fields else (None,)
-    for pooler in poolers if text.reach <= FARTHEST else ():
+    for pooler in poolers if packs else ():
         yield declared(Mask(MASK, optional=True, packed=True), buffers), _packed(text, run, type(output), pooler)
     padded = Mask(MASK, optional=True)
     for dtype, causal in product((torch.bool, None), (False, True)):  # eager attention of some adds a floating mask

@@ -41,9 +41,9 @@ def test_the_kernel_equals_its_reference_at_all_edges(dtype, head_dim, block):
         cu_seqlens, runs = boundaries(lengths, 3, "cuda"), []
         tiles = schedule_op.tile_schedule(cu_seqlens, cu_seqlens, len(qkv), block, 1)
         expected = reference.attention(*qkv.double().unbind(1), tiles, block, head_dim**-0.5)
-        for padding in (1.0, torch.nan, -torch.inf):
+        for padding, programs in ((1.0, None), (torch.nan, None), (-torch.inf, 7), (1.0, 8)):
             qkv[active:] = padding
-            runs.append(launch.attention(*qkv.unbind(1), tiles, block, head_dim**-0.5)[:active])
+            runs.append(launch.attention(*qkv.unbind(1), tiles, block, head_dim**-0.5, programs)[:active])
         assert relative(runs[0], expected[:active]) <= TOLERANCE[dtype]
         assert all(torch.equal(run, runs[0]) for run in runs)
 

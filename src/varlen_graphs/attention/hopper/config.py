@@ -10,8 +10,9 @@ HEAD_DIMS = range(64, 129, 8)
 LONG = 1000
 """Keys from which a segment is long: shorter ones are faster with the tiles of 64 rows of `attention.kernel`."""
 
-TILE_OF_192 = 1.35
-"""Time of a tile of 192 rows over that of a tile of 128, on an H200 at head dimension 72."""
+TIMES = {64: (0.75, 1.02, 1.21), 80: (0.9, 1.05, 1.34), 96: (0.85, 1.11, 1.36)}
+"""Times of one, two and three warpgroups with rows of a tile of 192 over that of a tile of 128, on an H200, by largest
+head dimension; one of a tile of 128 takes about as long."""
 
 MULTIPROCESSORS = 132
 """Of an H100 or H200 (SXM): tiles that run at a time."""
@@ -59,9 +60,17 @@ def tile_rows(head_dim: int, heads: int, rows: int, longest: int) -> int:
     """Return the query rows per tile, 128 or 192, for segments of up to `longest` rows."""
     if most_tile_rows(head_dim) == 128:
         return 128
+    one, two, three = next(times for most, times in TIMES.items() if head_dim <= most)
     longest = max(1, min(longest, rows))
-    rounds = [-(-(-(-longest // tile) * (rows // longest) * heads) // MULTIPROCESSORS) for tile in (128, 192)]
-    return 192 if rounds[1] * TILE_OF_192 <= rounds[0] else 128
+
+    def time(tile: int, whole: float) -> float:
+        tiles, groups = -(-longest // tile) * (rows // longest) * heads, tile // 64
+        rounds, left = divmod(tiles, MULTIPROCESSORS)
+        if left * groups <= MULTIPROCESSORS:  # these are shared out: see kernel.cu
+            return rounds * whole + (one if left else 0)
+        return rounds * whole + (two if 2 * left <= MULTIPROCESSORS else whole)
+
+    return 192 if time(192, three) < time(128, 1) else 128
 
 
 def parameters(head_dim: int, block: int, dtype: torch.dtype, ahead: int) -> Parameters:

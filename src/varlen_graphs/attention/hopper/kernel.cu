@@ -261,6 +261,26 @@ struct Tile {
     __device__ int blocks() const { return max(1, (k_end - k_start + KEYS - 1) / KEYS); }  // of keys
 };
 
+// Programs take whole tiles in turn, as long as there is one for each of them. The tiles that are left over would keep a
+// few programs busy while the others are done. Where there are programs enough, they are taken in parts: each warpgroup's
+// rows by another program, or those of two and of one out of three. A row has the same bits wherever it is computed.
+struct Shares {
+    int whole, parts, end;  // tiles taken whole, parts of each of the others, and pieces of work in all
+
+    __device__ void init(int tiles) {
+        const int programs = gridDim.x, rest = tiles % programs;
+        whole = tiles - rest;
+        parts = rest * GROUPS <= programs ? GROUPS : GROUPS > 2 && rest * 2 <= programs ? 2 : 1;
+        end = whole + rest * parts;
+    }
+
+    __device__ int tile(int work) const { return work < whole ? work : whole + (work - whole) / parts; }
+
+    __device__ bool takes(int group, int work) const {
+        return work < whole || (work - whole) % parts == group * parts / GROUPS;
+    }
+};
+
 __device__ void write(unsigned short* to, int heads, const Tile& tile, int group, int first, const float (&out)[WIDTH / 2],
                       const float (&norm)[2]) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
@@ -280,14 +300,14 @@ __device__ void write(unsigned short* to, int heads, const Tile& tile, int group
 
 // --- Producer ---
 
-__device__ void produce(Barriers& barriers, char* q_blocks, char* k_blocks, char* v_blocks, const TensorMap& q_map,
-                        const TensorMap& k_map, const TensorMap& v_map, const int* tiles, int heads, int per_key_head, int key_rows) {
-    const int end = tiles[1] * heads;
+__device__ void produce(Barriers& barriers, const Shares& shares, char* q_blocks, char* k_blocks, char* v_blocks,
+                        const TensorMap& q_map, const TensorMap& k_map, const TensorMap& v_map, const int* tiles,
+                        int heads, int per_key_head, int key_rows) {
     Stage k_stage, v_stage;
     uint32 q_parity = 1;  // of a barrier whose buffer was never used: passes
     k_stage.parity = v_stage.parity = 1;
-    for (int work = blockIdx.x; work < end; work += gridDim.x) {
-        const Tile tile(tiles, work, heads, key_rows);
+    for (int work = blockIdx.x; work < shares.end; work += gridDim.x) {
+        const Tile tile(tiles, shares.tile(work), heads, key_rows);
         const int blocks = tile.blocks(), key_head = tile.head / per_key_head;
         const int channel = AHEAD ? key_head % 2 * (HEAD_DIM - AHEAD) : 0, head = AHEAD ? key_head / 2 : key_head;
         for (int group = 0; group < GROUPS; ++group) {
@@ -329,9 +349,25 @@ __device__ void zero_from(char* values, int keys, int group) {
     sync_threads(1 + GROUPS + group, THREADS);
 }
 
-__device__ void consume(Barriers& barriers, char* q_blocks, char* k_blocks, char* v_blocks, const int* tiles, int heads,
-                        int per_key_head, int key_rows, float scale, unsigned short* to) {
-    const int group = threadIdx.x / THREADS - 1, end = tiles[1] * heads;
+// Leave the keys and values of a tile, and the turns, to the warpgroups that have rows of it.
+__device__ void pass(Barriers& barriers, Stage& k_stage, Stage& v_stage, int blocks, int group) {
+    const bool first_lane = threadIdx.x % 32 == 0;
+#pragma unroll 1
+    for (int block = 0; block < blocks; ++block) {
+        sync_threads(1 + group, 2 * THREADS);
+        arrive_threads(1 + (group + 1) % GROUPS, 2 * THREADS);
+        wait(barriers.k_full[k_stage.index], k_stage.parity);
+        if (first_lane) arrive(barriers.k_empty[k_stage.index]);
+        k_stage.next();
+        wait(barriers.v_full[v_stage.index], v_stage.parity);
+        if (first_lane) arrive(barriers.v_empty[v_stage.index]);
+        v_stage.next();
+    }
+}
+
+__device__ void consume(Barriers& barriers, const Shares& shares, char* q_blocks, char* k_blocks, char* v_blocks,
+                        const int* tiles, int heads, int per_key_head, int key_rows, float scale, unsigned short* to) {
+    const int group = __shfl_sync(~0u, threadIdx.x / THREADS, 0) - 1;  // so that the compiler knows: one for a warp
     const int next_turn = 1 + (group + 1) % GROUPS;
     const bool first_lane = threadIdx.x % 32 == 0;
     const uint64 q = descriptor(q_blocks + group * Q_BYTES, 0);
@@ -339,9 +375,16 @@ __device__ void consume(Barriers& barriers, char* q_blocks, char* k_blocks, char
     Stage k_stage, v_stage;
     uint32 q_parity = 0;
     if (group == GROUPS - 1) arrive_threads(1, 2 * THREADS);  // the first turn is group 0's
-    for (int work = blockIdx.x; work < end; work += gridDim.x) {
-        const Tile tile(tiles, work, heads, key_rows);
+    for (int work = blockIdx.x; work < shares.end; work += gridDim.x) {
+        const Tile tile(tiles, shares.tile(work), heads, key_rows);
         const int blocks = tile.blocks(), first = first_channel(tile.head / per_key_head);
+        if (!shares.takes(group, work) || tile.q_start + group * QUERIES >= tile.q_end) {
+            wait(barriers.q_full[group], q_parity);
+            if (first_lane) arrive(barriers.q_empty[group]);
+            q_parity ^= 1;
+            pass(barriers, k_stage, v_stage, blocks, group);
+            continue;
+        }
         float out[WIDTH / 2];
 #pragma unroll
         for (int i = 0; i < WIDTH / 2; ++i) out[i] = 0;
@@ -410,7 +453,9 @@ extern "C" __global__ void __launch_bounds__((GROUPS + 1) * THREADS, 1)
     char* k_blocks = q_blocks + GROUPS * Q_BYTES;
     char* v_blocks = k_blocks + STAGES * K_BYTES;
     __shared__ Barriers barriers;
+    __shared__ Shares shares;  // registers are scarce
     if (threadIdx.x == 0) {
+        shares.init(tiles[1] * heads);
         for (int group = 0; group < GROUPS; ++group) {
             barrier_init(barriers.q_full[group], 1);
             barrier_init(barriers.q_empty[group], 4);  // warps
@@ -427,10 +472,11 @@ extern "C" __global__ void __launch_bounds__((GROUPS + 1) * THREADS, 1)
     if (threadIdx.x < THREADS) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGISTERS));
         if (threadIdx.x == 0) {
-            produce(barriers, q_blocks, k_blocks, v_blocks, q_map, k_map, v_map, tiles, heads, per_key_head, key_rows);
+            produce(barriers, shares, q_blocks, k_blocks, v_blocks, q_map, k_map, v_map, tiles, heads, per_key_head,
+                    key_rows);
         }
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
-        consume(barriers, q_blocks, k_blocks, v_blocks, tiles, heads, per_key_head, key_rows, scale, out);
+        consume(barriers, shares, q_blocks, k_blocks, v_blocks, tiles, heads, per_key_head, key_rows, scale, out);
     }
 }

@@ -1,7 +1,7 @@
 """Launch of the kernel."""
 
 import ctypes
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -19,11 +19,14 @@ SECTOR = 32
 _failures: dict[tuple[Parameters, torch.device], str | None] = {}
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, tiles: Tensor, block: int, scale: float) -> Tensor:
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, tiles: Tensor, block: int, scale: float, programs: int | None = None
+) -> Tensor:
     """Compute `reference.attention`, but leave rows of other segments as they are in new memory.
 
     One launch on the current stream; allocates the output. Reads the number of tiles on the device. There must be
-    rows, `AttentionInputs.is_aligned` must hold, and `failure` must have returned `None`.
+    rows, `AttentionInputs.is_aligned` must hold, and `failure` must have returned `None`. `programs` share the tiles:
+    if `None`, one for each multiprocessor. The output is the same, bit for bit.
     """
     from cuda.bindings import driver
 
@@ -36,7 +39,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, tiles: Tensor, block: int, scale:
     maps = _tensor_map(q, 64, 1, chosen), *(_tensor_map(x, chosen.keys, together, chosen) for x in (k, v))
     values = (*maps, out.data_ptr(), tiles.data_ptr(), heads, heads // k.shape[1], k.shape[0], scale * LOG2E)
     types = (*[None] * 3, *[ctypes.c_void_p] * 2, *[ctypes.c_int] * 3, ctypes.c_float)
-    grid, threads = (_multiprocessors(device), 1, 1), (128 * (1 + chosen.groups), 1, 1)
+    grid, threads = (programs or _multiprocessors(device), 1, 1), (128 * (1 + chosen.groups), 1, 1)
     kernel, stream = _kernel(chosen, device), torch.cuda.current_stream(q.device).cuda_stream
     checked(driver.cuLaunchKernel(kernel, *grid, *threads, chosen.shared_memory, stream, (values, types), 0))
     return out
@@ -83,11 +86,11 @@ def _agrees(chosen: Parameters, device: torch.device) -> bool:
     qkv[sum(lengths) :] = torch.nan
     cu_seqlens = torch.tensor([0, *lengths], device=device).cumsum(0).int()
     tiles, (q, k, v) = tile_schedule(cu_seqlens, cu_seqlens, rows, block, 4), qkv.unbind(1)
-    got, expected = (
-        run(q, k, v, tiles, block, head_dim**-0.5)[: sum(lengths[:2])].cpu().float()
-        for run in (attention, reference.attention)
-    )
-    return bool((got - expected).norm() < 0.01 * expected.norm())
+    # So few programs take whole tiles, and parts of what is left over by one of the two numbers.
+    runs = reference.attention, partial(attention, programs=5), partial(attention, programs=6)
+    long = slice(sum(lengths[:2]))
+    expected, *outs = (run(q, k, v, tiles, block, head_dim**-0.5)[long].cpu().float() for run in runs)
+    return all(bool((out - expected).norm() < 0.01 * expected.norm()) for out in outs)
 
 
 def _in_pairs(x: Tensor) -> bool:
