@@ -5,6 +5,7 @@ import gc
 import logging
 import re
 import weakref
+from enum import Enum
 from functools import lru_cache
 from types import SimpleNamespace
 
@@ -459,19 +460,27 @@ def test_host_memory_that_the_run_makes_of_numbers_is_a_constant(make, monkeypat
 # What Python does
 
 
+class Shift(Enum):
+    NONE, ONE = 0, 1
+
+
 class Scaling(nn.Module):
-    """Its forward reads numbers and a string, and changes some of them."""
+    """Its forward reads constants of all kinds, and changes some of them."""
 
     def __init__(self):
         super().__init__()
         self.norm = nn.LayerNorm(8)
         self.scale, self.mode = 2.0, "add"
         self.calls, self.rows, self.limit = 0, 0, None
+        self.power, self.shift, self.activation = (1, 1), Shift.NONE, nn.functional.relu
+        self.more = {"factors": [1.0, 1.0], "seen": set()}
+        self.settings = SimpleNamespace(bias=0.0)
 
     def forward(self, x):
         self.calls += 1
         self.rows = len(x)
-        x = self.norm(x) * self.scale
+        x = self.norm(x) * self.scale * self.more["factors"][0] + self.settings.bias + self.more.get("offset", 0.0)
+        x = self.activation(x) ** self.power[0] + self.shift.value
         return x + 1 if self.mode == "add" else x
 
 
@@ -490,6 +499,19 @@ ATTRIBUTES = {
     "a number": (lambda m: setattr(m, "scale", 3.0), "'scale' changed from 2.0 to 3.0"),
     "a string": (lambda m: setattr(m, "mode", "leave"), "'mode' changed from 'add' to 'leave'"),
     "of a part": (lambda m: setattr(m.norm, "eps", 1.0), "'norm.eps' changed from 1e-05 to 1.0"),
+    "a tuple": (lambda m: setattr(m, "power", (2, 2)), "'power' changed from a tuple to a tuple"),
+    "a member of an enum": (lambda m: setattr(m, "shift", Shift.ONE), "'shift' changed from a Shift to a Shift"),
+    "a function": (lambda m: setattr(m, "activation", nn.functional.silu), "'activation' changed from a function"),
+    "an entry of a list": (
+        lambda m: m.more["factors"].__setitem__(0, 3.0),
+        "\"more['factors'][0]\" changed from 1.0 to 3.0",
+    ),
+    "an entry of a list that grows": (
+        lambda m: m.more["factors"].insert(0, 3.0),
+        "\"more['factors'][0]\" changed from 1.0 to 3.0",
+    ),
+    "a new entry of a dict": (lambda m: m.more.update(offset=2.0), "'more.offset' changed from None to 2.0"),
+    "of an object": (lambda m: setattr(m.settings, "bias", 2.0), "'settings.bias' changed from 0.0 to 2.0"),
     "the forward": (lambda m: setattr(m, "forward", lambda x: x * 5), "the forward of the module was replaced"),
     "the forward of a part": (
         lambda m: setattr(m.norm, "forward", lambda x: x * 5),
@@ -500,7 +522,7 @@ ATTRIBUTES = {
 
 
 @pytest.mark.parametrize(("change", "message"), ATTRIBUTES.values(), ids=ATTRIBUTES.keys())
-def test_numbers_and_forwards_that_change_are_found_by_a_check(change, message):
+def test_constants_and_forwards_that_change_are_found_by_a_check(change, message):
     encoder = scaling_encoder()
     encoder.check()
     change(encoder.module)
@@ -509,7 +531,7 @@ def test_numbers_and_forwards_that_change_are_found_by_a_check(change, message):
 
 
 @pytest.mark.parametrize("name", [name for name in ATTRIBUTES if "class" not in name])
-def test_numbers_and_forwards_that_change_are_found_by_calls_and_captured_anew(name, caplog):
+def test_constants_and_forwards_that_change_are_found_by_calls_and_captured_anew(name, caplog):
     change, message = ATTRIBUTES[name]
     encoder, rows = scaling_encoder(), rows_for([6])
     change(encoder.module)
@@ -572,6 +594,20 @@ def test_gradient_checkpointing_ends_no_graphs():
         encoder.module.gradient_checkpointing = not encoder.module.gradient_checkpointing
         encoder.check()
     assert not encoder.disabled
+
+
+def test_equal_constants_that_are_set_anew_end_no_graphs():
+    encoder, rows = scaling_encoder(), rows_for([6])
+    module = encoder.module
+    module.method = module.norm.reset_parameters
+    encoder.release()
+    for power in (1, 1, 1):
+        encoder(rows, lengths=[6])
+        module.power, module.scale, module.method = tuple([power] * 2), float("2.0"), module.norm.reset_parameters
+        module.more["seen"].add("x")
+        module.more["seen"].clear()
+        encoder.check()
+    assert encoder.executor.store.losses == 1
 
 
 def test_a_number_that_changes_with_each_call_leaves_them_eager():

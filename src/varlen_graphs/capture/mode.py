@@ -21,6 +21,7 @@ from varlen_graphs.capture.tape import TapeCapture
 from varlen_graphs.capture.torch_modes import watcher
 from varlen_graphs.checks.values import quoted
 from varlen_graphs.errors import SpecError, counted, warn
+from varlen_graphs.guards.adapters import ADAPTERS, is_adapted
 
 BackendName = Literal["auto", "cuda", "tape", "eager"]
 
@@ -28,12 +29,6 @@ NO_GRAPHS = "no CUDA graphs here"
 
 OBSERVED: ContextVar[bool] = ContextVar("observed", default=False)
 """True while the doctor runs the module around an encoder in this thread: its calls run eager, and capture nothing."""
-
-OF_ADAPTED = ("_active_adapter", "active_adapter", "_disable_adapters", "merged_adapters")
-"""Attributes by which parts that peft adapts are told: layers, parts that it keeps a copy of, models with prompts."""
-
-ADAPTERS = (*OF_ADAPTED, "scaling")
-"""Attributes of those parts that peft changes without replacing anything."""
 
 SWITCH = "VARLEN_GRAPHS_DISABLE"
 """Variable of the environment that disables the library: all calls run eager, and nothing is captured."""
@@ -187,7 +182,7 @@ class Mode:
         """Find the modules that were added or removed since the last capture, with their hooks and adapters."""
         self.parts = ModuleParts(self._module, self._others, self._expected)
         self._key = self._key._replace(training=self.parts.expected)
-        self._adapted = [vars(part) for part in self.parts.modules if not vars(part).keys().isdisjoint(OF_ADAPTED)]
+        self._adapted = [vars(part) for part in self.parts.modules if is_adapted(part)]
 
     def warn_of_training(self) -> None:
         """Warn if a graph would hold the module in training mode."""

@@ -1,6 +1,8 @@
 """Slots that hold tensors and submodules, and comparison of their values with those at capture."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from operator import attrgetter, is_
 from typing import Any, NamedTuple
 
@@ -20,7 +22,7 @@ class Change(NamedTuple):
         what: What changed, for messages.
         of_cache: True if the module makes that itself: a tensor that a state dict leaves out, or what its runs add.
         path: Path of what changed, if that is one.
-        of_attribute: True if no memory changed, but a number, a text, a forward or a part, which no graph reads again.
+        of_attribute: True if no memory changed, but a constant, a forward or a part, which no graph reads again.
     """
 
     what: str
@@ -46,8 +48,11 @@ class Slot(NamedTuple):
 Registry = tuple[Any, str]
 """The attributes of a module, and the name of a registry among them."""
 
-Attributes = tuple[Mapping[str, Any], Sequence[str]]
-"""The attributes of a module, and the names of those whose values graphs have frozen."""
+Constants = tuple[Any, list[Any]]
+"""A dict, such as the attributes of a module, a list, deque or set, and the keys whose values graphs have frozen."""
+
+CONTAINERS = (dict, list, deque, set)
+"""Those whose entries are compared, as `Constants`."""
 
 
 class SlotGroup:
@@ -56,16 +61,17 @@ class SlotGroup:
     Args:
         slots: The slots.
         registries: Registries whose objects and sizes are compared, too.
-        attributes: Attributes whose number is compared, and the values of those that are named.
+        constants: Containers whose number of entries is compared, and the entries with these keys.
     """
 
     def __init__(
-        self, slots: list[Slot], registries: Sequence[Registry] = (), attributes: Sequence[Attributes] = ()
+        self, slots: list[Slot], registries: Sequence[Registry] = (), constants: Sequence[Constants] = ()
     ) -> None:
         self._slots = slots
-        self._attributes = [own for own, _ in attributes]
-        self._counts = [*map(len, self._attributes)]
-        self._frozen = [(own, names, [*map(own.get, names)]) for own, names in attributes]
+        self._containers = [own for own, _ in constants]
+        self._counts = [*map(len, self._containers)]
+        getters = [(_getter(own), keys) for own, keys in constants if keys]
+        self._frozen = [(get, keys, [*map(get, keys)]) for get, keys in getters]
         self._owners, self._registry_names = [own for own, _ in registries], [name for _, name in registries]
         self._whole = [own[name] for own, name in registries]
         self._sizes = [*map(len, self._whole)]
@@ -85,10 +91,10 @@ class SlotGroup:
     def unchanged(self) -> bool:
         """Return True if all slots hold the same objects, at the same addresses and in the same form.
 
-        And if the registries are the same objects, with as many entries, and attributes are as they were.
+        And if the registries are the same objects, with as many entries, and constants are as they were.
         """
         return (
-            list(map(len, self._attributes)) == self._counts
+            list(map(len, self._containers)) == self._counts
             and self._has_frozen()
             and all(map(is_, map(dict.get, self._owners, self._registry_names), self._whole))
             and list(map(len, self._whole)) == self._sizes
@@ -100,7 +106,7 @@ class SlotGroup:
 
     def _has_frozen(self) -> bool:
         # By identity: objects may raise where they are compared.
-        return all(all(map(is_, map(own.get, names), values)) for own, names, values in self._frozen)
+        return all(all(map(is_, map(get, keys), values)) for get, keys, values in self._frozen)
 
     def changes(self) -> Iterator[Change]:
         """Describe each slot that changed, in shape or strides too."""
@@ -113,6 +119,13 @@ class SlotGroup:
                 yield Change(f"{path!r} was {'moved or replaced' if self._address(value) else 'freed'}")
             elif isinstance(value, Tensor) and _format(value) != form:
                 yield Change(f"{path!r} changed from {_describe_format(*form)} to {_describe_format(*_format(value))}")
+
+
+def _getter(own: Any) -> Callable[[Any], Any]:
+    """Return what gets an entry of a dict, list or deque, whatever a subclass makes of that."""
+    if isinstance(own, dict):
+        return partial(dict.get, own)
+    return partial(list.__getitem__ if isinstance(own, list) else deque.__getitem__, own)
 
 
 def _local_address(tensor: Tensor) -> int:

@@ -4,7 +4,7 @@ from array import array
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from types import CellType
+from types import CellType, MethodType
 from typing import Any, NamedTuple
 
 import torch
@@ -89,6 +89,11 @@ class Snapshot:
         empty = not entries and type(own) in (dict, OrderedDict, list, set)
         (self._empty if empty else self._holders).append(_Holder(path, own, entries, has_attributes))
 
+    def held(self) -> Iterator[tuple[str, Any, bool]]:
+        """Yield the path of each container and object, itself, and whether its entries are attributes."""
+        for one in (*self._holders, *self._empty):
+            yield one.path, one.own, one.has_attributes
+
     def take(self, own: Any, entries: Mapping[Any, Any]) -> None:
         """Take these entries for those that a container or object had."""
         for holder in self._holders:
@@ -137,6 +142,14 @@ def entries_of(own: Any) -> dict[Any, Any]:
 
 
 def alike(one: Any, other: Any) -> bool:
-    """Return True if values are the same object, or equal numbers or texts."""
-    same = type(one) is type(other) and type(one) in ATOMS and (one == other or (one != one and other != other))
-    return one is other or same
+    """Return True if values are the same object, equal numbers or texts, tuples of such, or one method of an object."""
+    if one is other:
+        return True
+    kind = type(one)
+    if kind is not type(other):
+        return False
+    if kind is tuple:
+        return len(one) == len(other) and all(map(alike, one, other))
+    if kind is MethodType:
+        return one.__self__ is other.__self__ and one.__func__ is other.__func__
+    return kind in ATOMS and bool(one == other or (one != one and other != other))
