@@ -12,8 +12,8 @@ with atheris.instrument_imports(include=["varlen_graphs"]):
 
 import torch
 
+from tests.calls import test_damaged_files
 from tests.layouts import test_untrusted
-from tests.serving import test_damaged_files
 
 PROPERTIES = [
     test_untrusted.test_whatever_comes_as_a_layout_is_refused_by_name_and_forgotten,

@@ -12,6 +12,13 @@ from torch import Tensor, nn
 
 from varlen_graphs.budgets.budget import Budget
 from varlen_graphs.budgets.ladder import Budgets
+from varlen_graphs.calls.assemble import assemble, check_options
+from varlen_graphs.calls.background import Background
+from varlen_graphs.calls.capture_queue import CaptureQueue
+from varlen_graphs.calls.html import page
+from varlen_graphs.calls.report import report
+from varlen_graphs.calls.staging import Stage, stage
+from varlen_graphs.calls.warmup_file import WarmupSection, write_sections
 from varlen_graphs.capture.mode import BackendName
 from varlen_graphs.capture.outer_compiler import not_compiled
 from varlen_graphs.capture.pool import Pool
@@ -27,13 +34,6 @@ from varlen_graphs.options.gpu_layouts import GpuLayouts, LayoutCheck
 from varlen_graphs.options.verify import Verify
 from varlen_graphs.routing.costs import Costs
 from varlen_graphs.routing.router import OnMiss
-from varlen_graphs.serving.assemble import assemble, check_options
-from varlen_graphs.serving.background import Background
-from varlen_graphs.serving.capture_queue import CaptureQueue
-from varlen_graphs.serving.html import page
-from varlen_graphs.serving.report import report
-from varlen_graphs.serving.staging import Stage, stage
-from varlen_graphs.serving.warmup_file import WarmupSection, write_sections
 from varlen_graphs.stats import Stats
 from varlen_graphs.traffic.trace import Trace
 from varlen_graphs.verify.given_calls import Verified, verify_calls

@@ -42,10 +42,10 @@ from tests.engines.vllm_models import (
 )
 from tests.support.ranks import ROOT, run_group
 from tests.support.towers import distance
+from varlen_graphs.calls import assemble
 from varlen_graphs.engines.vllm import register
 from varlen_graphs.engines.vllm.graphed import graph_towers
 from varlen_graphs.engines.vllm.settings import read_settings
-from varlen_graphs.serving import assemble
 
 TOLERANCE = 1e-5
 GRIDS = (

@@ -17,9 +17,9 @@ from torch.func import functional_call
 import varlen_graphs as vg
 from tests.support.encoders import Attention, attention_encoder, attention_spec, encoder_of, rows_for
 from tests.support.towers import distance, equal_bits
-from varlen_graphs.dispatch.captured_inputs import CapturedInputs
 from varlen_graphs.guards.module_guard import CALLS, ModuleGuard
 from varlen_graphs.shadows.shadow import Shadow
+from varlen_graphs.torch_dispatch.captured_inputs import CapturedInputs
 
 SHAPED = attention_spec(rows=vg.inputs.Rows("x", shape=(8,)))
 

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parent.parent.parent
 MOST_CALLS = 94
 MOST_FILES_AT_THE_TOP = 7
 
-ASIDE = ("kernels/", "attention/", "dispatch/", "guards/", "capture/tape.py", "capture/memory.py")
+ASIDE = ("kernels/", "attention/", "torch_dispatch/", "guards/", "capture/tape.py", "capture/memory.py")
 """Operations of the module, and the stand-in for CUDA: no part of the path of a call on a GPU."""
 
 

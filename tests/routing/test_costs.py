@@ -178,7 +178,7 @@ def test_disabled_budgets_are_in_no_route(costs, rows, data):
 
 
 def test_a_report_shows_budgets_times_and_counts():
-    from varlen_graphs.serving.report import report
+    from varlen_graphs.calls.report import report
     from varlen_graphs.stats import Stats
 
     small, large, useless = vg.budgets.Budget(512), vg.budgets.Budget(1024), vg.budgets.Budget(640)

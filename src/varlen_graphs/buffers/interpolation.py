@@ -9,13 +9,13 @@ from torch import Tensor, nn
 
 from varlen_graphs.buffers.base import Buffer, TensorSource, resolve_tensor
 from varlen_graphs.checks.fields import check_fields
-from varlen_graphs.dispatch.sharded import require_replicated
 from varlen_graphs.errors import InputError, SpecError
 from varlen_graphs.kernels.antialias.op import antialias as antialias_op
 from varlen_graphs.kernels.interpolation.op import interpolate
 from varlen_graphs.kernels.interpolation.reference import Mode
 from varlen_graphs.layouts.item_table import ItemTable
 from varlen_graphs.layouts.items import Order
+from varlen_graphs.torch_dispatch.sharded import require_replicated
 
 
 def interpolate_positions(

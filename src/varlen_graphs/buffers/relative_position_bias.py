@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from varlen_graphs.buffers.axes import Axis, axis_names, axis_size
 from varlen_graphs.buffers.base import Buffer, TensorSource, resolve_tensor
 from varlen_graphs.checks.fields import check_at_least, check_fields
-from varlen_graphs.dispatch.sharded import require_replicated
 from varlen_graphs.errors import SpecError
 from varlen_graphs.kernels.positions.op import positions
 from varlen_graphs.layouts.item_table import ItemTable
 from varlen_graphs.layouts.items import Order
+from varlen_graphs.torch_dispatch.sharded import require_replicated
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from varlen_graphs.dispatch.host_constants import HostConstant
+from varlen_graphs.torch_dispatch.host_constants import HostConstant
 
 CAPTURE_LOCK = threading.RLock()
 """Held by the one capture of the process, warm-up included: attention backends are timed in it, for all threads."""

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from varlen_graphs.dispatch.rules import written_arguments
-from varlen_graphs.dispatch.sharded import is_distributed_tensor
-from varlen_graphs.dispatch.thread_modes import ThreadDispatchMode
+from varlen_graphs.torch_dispatch.rules import written_arguments
+from varlen_graphs.torch_dispatch.sharded import is_distributed_tensor
+from varlen_graphs.torch_dispatch.thread_modes import ThreadDispatchMode
 
 NAMESPACES = ("_c10d_functional", "_dtensor")
 """Namespaces of the operators that are collectives, or wait for one."""

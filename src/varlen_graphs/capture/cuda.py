@@ -13,9 +13,9 @@ from varlen_graphs.capture.driver import private_stream, spare_captures
 from varlen_graphs.capture.memory import forget_frames, is_out_of_memory, release_to_pool
 from varlen_graphs.capture.memsets import memsets_to_kernels
 from varlen_graphs.capture.pool import Pool
-from varlen_graphs.dispatch.host_constants import ConstantsMode, HostConstant
-from varlen_graphs.dispatch.lines import raising_line
 from varlen_graphs.errors import CaptureError
+from varlen_graphs.torch_dispatch.host_constants import ConstantsMode, HostConstant
+from varlen_graphs.torch_dispatch.lines import raising_line
 
 
 class CudaGraph:

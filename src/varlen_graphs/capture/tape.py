@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from varlen_graphs.capture.collectives import is_collective, run_and_wait
 from varlen_graphs.capture.memory import poison
-from varlen_graphs.dispatch.host_constants import ConstantsMode, HostConstant
+from varlen_graphs.torch_dispatch.host_constants import ConstantsMode, HostConstant
 
 aten = torch.ops.aten
 

@@ -11,7 +11,7 @@ from torch.nn.utils import parametrize
 from torch.overrides import _get_current_function_mode_stack, has_torch_function
 from torch.utils._device import DeviceContext
 
-from varlen_graphs.dispatch.leaves import PLAIN_TENSORS
+from varlen_graphs.torch_dispatch.leaves import PLAIN_TENSORS
 
 DISPATCH_MODE = "a dispatch mode of torch"
 FUNCTION_MODE = "a function mode of torch"

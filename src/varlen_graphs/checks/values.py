@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from varlen_graphs.dispatch.leaves import PLAIN_TENSORS
 from varlen_graphs.errors import InputError, LayoutError, counted
+from varlen_graphs.torch_dispatch.leaves import PLAIN_TENSORS
 
 INT64_MAX = 2**63 - 1
 

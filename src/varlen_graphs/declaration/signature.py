@@ -22,8 +22,8 @@ from varlen_graphs.declaration.other_outputs import (
 from varlen_graphs.declaration.parameters import HANDED_ON, WITHOUT_EFFECT, parameters_of
 from varlen_graphs.declaration.static_args import ChangeableError, alike, static_form
 from varlen_graphs.declaration.undeclared import declaration_of
-from varlen_graphs.dispatch.leaves import PLAIN_TENSORS
 from varlen_graphs.errors import InputError, SpecError, counted
+from varlen_graphs.torch_dispatch.leaves import PLAIN_TENSORS
 
 ORDINARY = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 

@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from varlen_graphs.dispatch.lines import Line
-from varlen_graphs.dispatch.rules import has_storage
 from varlen_graphs.doctor.run_record import Allocation
 from varlen_graphs.doctor.sources import storage_key
+from varlen_graphs.torch_dispatch.lines import Line
+from varlen_graphs.torch_dispatch.rules import has_storage
 
 
 class Owner(NamedTuple):

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from varlen_graphs.dispatch.rules import has_storage
 from varlen_graphs.doctor.example_call import Number
 from varlen_graphs.doctor.run_record import Value
+from varlen_graphs.torch_dispatch.rules import has_storage
 
 
 class Known(Protocol):

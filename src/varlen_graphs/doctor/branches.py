@@ -6,7 +6,7 @@ from collections.abc import Iterator, Set
 from functools import lru_cache
 from textwrap import shorten
 
-from varlen_graphs.dispatch.lines import Line
+from varlen_graphs.torch_dispatch.lines import Line
 
 _STATEMENTS = (ast.For, ast.While, ast.If, ast.Match)
 _EXPRESSIONS = (ast.IfExp, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import nn
 
-from varlen_graphs.dispatch.lines import UNKNOWN_LINE, raising_line
 from varlen_graphs.doctor.diagnose import diagnose
+from varlen_graphs.torch_dispatch.lines import UNKNOWN_LINE, raising_line
 
 
 class FactoryError(Exception):

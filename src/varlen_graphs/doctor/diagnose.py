@@ -10,8 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from varlen_graphs.capture.backend import CAPTURE_LOCK
-from varlen_graphs.dispatch.lines import UNKNOWN_LINE, Line
-from varlen_graphs.dispatch.rules import has_storage
 from varlen_graphs.doctor.advice import summary
 from varlen_graphs.doctor.allocations import Owner
 from varlen_graphs.doctor.branches import return_line
@@ -30,6 +28,8 @@ from varlen_graphs.doctor.sources import Sources, storage_key
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import InputError
 from varlen_graphs.shadows.shadow import Shadow, held_by
+from varlen_graphs.torch_dispatch.lines import UNKNOWN_LINE, Line
+from varlen_graphs.torch_dispatch.rules import has_storage
 
 MOST_PROBED = 3
 """Number of calls whose rows are run with other layouts."""

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import torch
 
-from varlen_graphs.dispatch.lines import UNKNOWN_LINE, Line, line_of
 from varlen_graphs.encoder import GraphedEncoder
+from varlen_graphs.torch_dispatch.lines import UNKNOWN_LINE, Line, line_of
 
 _DOCTOR = str(Path(__file__).parent)
 _LIBRARIES = (str(Path(__file__).parent.parent), str(Path(torch.__file__).parent))

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
-from varlen_graphs.dispatch.lines import Line
-from varlen_graphs.dispatch.rules import EXPLANATIONS
 from varlen_graphs.doctor.branches import statement
 from varlen_graphs.errors import counted
+from varlen_graphs.torch_dispatch.lines import Line
+from varlen_graphs.torch_dispatch.rules import EXPLANATIONS
 
 
 class FindingKind(NamedTuple):

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator, Sequence, Set
 
-from varlen_graphs.dispatch.lines import Line
 from varlen_graphs.doctor.branches import (
     Control,
     controls_around,
@@ -13,6 +12,7 @@ from varlen_graphs.doctor.branches import (
 )
 from varlen_graphs.doctor.frozen import ObservedCall
 from varlen_graphs.doctor.run_record import CallSite, Occurrence
+from varlen_graphs.torch_dispatch.lines import Line
 
 Changed = tuple[Line, CallSite]
 """A line that did not run equally often in all calls, and what it ran."""

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from varlen_graphs.budgets.budget import Budget
 from varlen_graphs.declaration.buffer_spec import BufferSpec
-from varlen_graphs.dispatch.lines import Line
 from varlen_graphs.doctor.advice import named_tensors
 from varlen_graphs.doctor.example_call import ExampleCall
 from varlen_graphs.doctor.run_record import Occurrence
@@ -20,6 +19,7 @@ from varlen_graphs.layouts.arguments import LayoutArgument
 from varlen_graphs.layouts.grids import GridHW, GridTHW
 from varlen_graphs.layouts.lengths import Lengths
 from varlen_graphs.options.verify import Verify
+from varlen_graphs.torch_dispatch.lines import Line
 
 CHECKED_AT = Budget(256, items=16, segments=64)
 """Budget of the check: room for all synthetic items, and padding beside them."""

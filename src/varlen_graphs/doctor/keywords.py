@@ -4,8 +4,8 @@ import inspect
 import linecache
 import re
 
-from varlen_graphs.dispatch.lines import Line
 from varlen_graphs.doctor.branches import function_around
+from varlen_graphs.torch_dispatch.lines import Line
 
 _POPPED = re.compile(r"""kwargs\.pop\(["'](\w+)["']""")
 

@@ -3,11 +3,11 @@
 import re
 from collections.abc import Sequence
 
-from varlen_graphs.dispatch.lines import Line
 from varlen_graphs.doctor.branches import statement, statement_lines
 from varlen_graphs.doctor.findings import FINDING_KINDS, Finding, collapse
 from varlen_graphs.doctor.keywords import precomputed_arguments
 from varlen_graphs.doctor.run_record import Occurrence
+from varlen_graphs.torch_dispatch.lines import Line
 
 MAX_DESCRIPTIONS = 3
 """A finding lists up to this many different descriptions."""

@@ -13,16 +13,6 @@ from torch import Tensor
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves, tree_map_only
 
 from varlen_graphs.capture.mode import OBSERVED
-from varlen_graphs.dispatch.lines import UNKNOWN_LINE, Line, raising_line, user_lines
-from varlen_graphs.dispatch.rules import (
-    Violation,
-    creates_on_host,
-    draws_random_numbers,
-    has_storage,
-    named_arguments,
-    written_arguments,
-)
-from varlen_graphs.dispatch.rules_mode import CaptureRulesMode
 from varlen_graphs.doctor.allocations import UNKNOWN, Allocations, Owner, Owners
 from varlen_graphs.doctor.arguments import describe_arguments, index_numbers
 from varlen_graphs.doctor.encoders import EncoderCall, running_encoder
@@ -30,6 +20,16 @@ from varlen_graphs.doctor.module_tracker import ModuleTracker
 from varlen_graphs.doctor.run_record import CallSite, Occurrence, OperatorCall, RunRecord
 from varlen_graphs.doctor.scalars import scalars_of
 from varlen_graphs.doctor.sources import Result, Sources, storage_key
+from varlen_graphs.torch_dispatch.lines import UNKNOWN_LINE, Line, raising_line, user_lines
+from varlen_graphs.torch_dispatch.rules import (
+    Violation,
+    creates_on_host,
+    draws_random_numbers,
+    has_storage,
+    named_arguments,
+    written_arguments,
+)
+from varlen_graphs.torch_dispatch.rules_mode import CaptureRulesMode
 
 aten = torch.ops.aten
 

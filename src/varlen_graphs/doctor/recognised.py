@@ -23,7 +23,6 @@ from varlen_graphs.buffers import (
     RowPositions,
     WindowIndex,
 )
-from varlen_graphs.dispatch.thread_modes import RunMode, run_under
 from varlen_graphs.doctor.example_call import ExampleCall
 from varlen_graphs.inputs.extra import Input, PerCall, PerItem, PerRow
 from varlen_graphs.kernels.interpolation.reference import Mode
@@ -36,6 +35,7 @@ from varlen_graphs.layouts.mask import Mask
 from varlen_graphs.layouts.segments import Per, Windows, segments_of
 from varlen_graphs.outputs.declared import Fields, extents
 from varlen_graphs.outputs.entries import Extent, Items, Rows
+from varlen_graphs.torch_dispatch.thread_modes import RunMode, run_under
 
 SIDES = range(2, 9)
 """Sides of windows to look for."""

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from varlen_graphs.dispatch.lines import UNKNOWN_LINE, Line
 from varlen_graphs.doctor.example_call import Number
+from varlen_graphs.torch_dispatch.lines import UNKNOWN_LINE, Line
 
 Value = Number | tuple[Number, ...]
 

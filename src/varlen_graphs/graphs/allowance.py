@@ -9,9 +9,9 @@ import torch
 
 from varlen_graphs.budgets.budget import Budget
 from varlen_graphs.capture.memory import available_bytes, empty_cache, forget_frames, is_out_of_memory
-from varlen_graphs.dispatch.memory_meter import MemoryMeter
-from varlen_graphs.dispatch.thread_modes import run_under
 from varlen_graphs.kernels.launch import compiling_in_threads
+from varlen_graphs.torch_dispatch.memory_meter import MemoryMeter
+from varlen_graphs.torch_dispatch.thread_modes import run_under
 
 FIRST_ANSWER_S = 30.0
 """Seconds that the first answer may take on the CPU with default budgets."""

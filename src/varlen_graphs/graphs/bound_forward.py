@@ -12,9 +12,6 @@ from varlen_graphs.budgets.budget import Budget
 from varlen_graphs.capture.memory import is_out_of_memory
 from varlen_graphs.capture.mode import Mode
 from varlen_graphs.capture.torch_modes import active_mode
-from varlen_graphs.dispatch.lines import raising_line
-from varlen_graphs.dispatch.rules_mode import CaptureRulesMode
-from varlen_graphs.dispatch.thread_modes import Result, run_under
 from varlen_graphs.errors import CaptureError, VarlenGraphsError
 from varlen_graphs.graphs.arena import Arena
 from varlen_graphs.graphs.first_run import run_on_sample
@@ -25,6 +22,9 @@ from varlen_graphs.layouts.item_table import ItemTable
 from varlen_graphs.outputs.parts import Parts, SizeError, check_extents, clear_gaps, flatten
 from varlen_graphs.shadows.shadow import address_of, held_by
 from varlen_graphs.shadows.shared_writes import SharedWrites
+from varlen_graphs.torch_dispatch.lines import raising_line
+from varlen_graphs.torch_dispatch.rules_mode import CaptureRulesMode
+from varlen_graphs.torch_dispatch.thread_modes import Result, run_under
 
 
 class BoundForward:

@@ -15,16 +15,16 @@ from torch.utils._pytree import tree_leaves
 
 from varlen_graphs.checks.error import relative_error
 from varlen_graphs.declaration.call import Call
-from varlen_graphs.dispatch.checked_indices import run_checked
-from varlen_graphs.dispatch.leaves import tensors_in
-from varlen_graphs.dispatch.sharded import local_tensor
-from varlen_graphs.dispatch.thread_modes import run_under
 from varlen_graphs.errors import CaptureError, VarlenGraphsError
 from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.outputs.parts import Parts, flatten
 from varlen_graphs.shadows.shadow import Shadow, address_of, held_by, same_bits
 from varlen_graphs.shadows.shared_writes import REMEDY, SharedWrites
 from varlen_graphs.shadows.snapshot import Changed
+from varlen_graphs.torch_dispatch.checked_indices import run_checked
+from varlen_graphs.torch_dispatch.leaves import tensors_in
+from varlen_graphs.torch_dispatch.sharded import local_tensor
+from varlen_graphs.torch_dispatch.thread_modes import run_under
 
 ROUNDING = 8
 """Ratio to the precision of a dtype of what outputs may differ by where a cache is filled."""
@@ -45,11 +45,14 @@ MANY = 1000
 ODD = 4
 """The run of a sample that has an odd number of rows, if there may be one."""
 
+LARGE = 64
+"""The run of larger numbers than others, which moves a maximum that these leave."""
+
 FIRST = 1, False
 """Key of the output of the first rows."""
 
 Run = Callable[[int], Parts]
-"""Runs a forward on a few rows, different ones for each integer; see `ODD`."""
+"""Runs a forward on a few rows, different ones for each integer; see `ODD` and `LARGE`."""
 
 
 NOT_COMPUTED = (
@@ -141,8 +144,11 @@ class StateCheck:
         Raises:
             CaptureError: It is so on a new shadow, too.
         """
-        for which in (2, 3):  # of either sign
+        for which in (2, 3, LARGE):  # of either sign
             self._short(self.forward, self.shadow, which)
+            _, writes = self._again(self._run, self.shadow)
+        with suppress(Exception):  # it may take no such numbers
+            self._noted(LARGE, self._run, self.shadow, writes)
             _, writes = self._again(self._run, self.shadow)
         if self._others:
             (*_, one), (*_, other) = self._fresh(1), self._fresh(1)
@@ -164,7 +170,7 @@ class StateCheck:
         """Return why the output changes with more runs, if it does: of a new shadow, because others have run on NaN."""
         fresh, known = Shadow(self._original.module), len(self._others)
         own = self._original.on(fresh)
-        for which in (2, 3, 2):
+        for which in (2, 3, LARGE, 2):
             self._short(own, fresh, which)
         if any(_apart(*outputs) > ROUNDING * _precision(outputs[0]) for outputs in self._others[known:]):
             return self._mismatch("after a first call of few rows", self.shadow.changes())
@@ -346,14 +352,18 @@ def runs_of(call: Call) -> Callable[[Forward], Run]:
 
 
 def _other(rows: Tensor, which: int) -> Tensor:
-    """Return other rows, in the range of the given ones: reflected in it, or turned and, if numbers, smaller. Syncs."""
+    """Return other rows, in the range of the given ones: reflected in it, or turned and, if numbers, smaller. Syncs.
+
+    `LARGE` ones are twice as large, if numbers.
+    """
     is_integral = not (rows.is_floating_point() or rows.is_complex())
     if which == 2 and rows.numel() and not rows.is_complex():
         values = rows.long() if is_integral else rows.double()
         low, high = values.aminmax()
         if is_integral or (high - low).isfinite():
             return (low + high - values).to(rows.dtype)
-    return rows.flip(-1) if is_integral else (rows.flip(-1) / which).to(rows.dtype)
+    factor = 2 if which == LARGE else 1 / which
+    return rows.flip(-1) if is_integral else (rows.flip(-1) * factor).to(rows.dtype)
 
 
 def _tensors(parts: Parts) -> list[Tensor]:

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from varlen_graphs.declaration.buffer_spec import BufferSpec
-from varlen_graphs.dispatch.checked_indices import CheckedIndices, OutOfRangeError, run_checked
-from varlen_graphs.dispatch.thread_modes import run_under, unwatched
 from varlen_graphs.errors import CaptureError, SpecError
 from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.outputs.parts import Parts
+from varlen_graphs.torch_dispatch.checked_indices import CheckedIndices, OutOfRangeError, run_checked
+from varlen_graphs.torch_dispatch.thread_modes import run_under, unwatched
 
 ID_LIMIT = 1024
 """Integer rows are below this, and below the size of every table of the module, which they may index."""

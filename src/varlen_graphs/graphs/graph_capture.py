@@ -16,8 +16,6 @@ from varlen_graphs.capture.consensus import Failure
 from varlen_graphs.capture.memory import empty_cache, forget_frames, move_from_pool
 from varlen_graphs.capture.mode import Mode
 from varlen_graphs.declaration.call import Call
-from varlen_graphs.dispatch.captured_inputs import CapturedInputs
-from varlen_graphs.dispatch.known_inputs import KnownInputs, OtherRunError
 from varlen_graphs.errors import CaptureError
 from varlen_graphs.graphs.allowance import Allowance
 from varlen_graphs.graphs.arena import Arena
@@ -32,6 +30,8 @@ from varlen_graphs.layouts.item_table import ItemTable
 from varlen_graphs.outputs.parts import Parts, SizeError
 from varlen_graphs.shadows.shadow import Shadow, address_of, describe
 from varlen_graphs.shadows.shared_writes import SharedWrites
+from varlen_graphs.torch_dispatch.captured_inputs import CapturedInputs
+from varlen_graphs.torch_dispatch.known_inputs import KnownInputs, OtherRunError
 
 MOST_KEPT = 1 << 22
 """Bytes of clones of buffers that are kept between the captures of a set."""

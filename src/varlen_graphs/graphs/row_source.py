@@ -8,11 +8,11 @@ from torch import Tensor
 
 from varlen_graphs.checks.values import check_not_freed
 from varlen_graphs.declaration.call import Call
-from varlen_graphs.dispatch.leaves import PLAIN_TENSORS
 from varlen_graphs.kernels.copy_rows.op import copy_rows
 from varlen_graphs.layouts.item_slice import ItemSlice
 from varlen_graphs.layouts.packed_batch import has_padding
 from varlen_graphs.outputs.entries import Extent, filled
+from varlen_graphs.torch_dispatch.leaves import PLAIN_TENSORS
 
 UNIT = 8
 """Graphs read memory in units of so many bytes, from addresses that are multiples of that."""

@@ -17,7 +17,6 @@ from varlen_graphs.capture.pool import Pool, on_device
 from varlen_graphs.checks.values import quoted
 from varlen_graphs.declaration.call import Call
 from varlen_graphs.declaration.static_args import StaticKey, static_key
-from varlen_graphs.dispatch.sharded import mesh_of
 from varlen_graphs.errors import BudgetError, CaptureError, InputError, SpecError, StaleGraphError, counted, warn
 from varlen_graphs.graphs.allowance import Allowance
 from varlen_graphs.graphs.arena import Arena
@@ -32,7 +31,8 @@ from varlen_graphs.guards.slots import Change
 from varlen_graphs.options.capture import Capture
 from varlen_graphs.routing.costs import Costs
 from varlen_graphs.routing.enabled import CAPTURE_FAILED, UNSETTLED, EnabledBudgets
-from varlen_graphs.routing.memory_limit import MemoryLimit
+from varlen_graphs.routing.eviction import MemoryLimit
+from varlen_graphs.torch_dispatch.sharded import mesh_of
 
 LOGGER = logging.getLogger("varlen_graphs")
 

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from varlen_graphs.dispatch.sharded import local_tensor
 from varlen_graphs.guards.adapters import ADAPTERS, is_adapted
 from varlen_graphs.guards.slots import CONTAINERS, Change, Constants, Slot, SlotGroup
 from varlen_graphs.shadows.shadow import REGISTRIES, address_of, describe, held_by
 from varlen_graphs.shadows.snapshot import ATOMS, Changed, Place, Snapshot, entries_of
+from varlen_graphs.torch_dispatch.sharded import local_tensor
 
 CALLS = 64
 """A change of a single tensor is found within this many calls."""

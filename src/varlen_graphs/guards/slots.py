@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from varlen_graphs.dispatch.sharded import is_distributed_tensor, local_tensor
 from varlen_graphs.shadows.snapshot import Place
+from varlen_graphs.torch_dispatch.sharded import is_distributed_tensor, local_tensor
 
 _FORM = attrgetter("dtype", "shape")
 

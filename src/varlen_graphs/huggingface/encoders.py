@@ -3,10 +3,10 @@
 import os
 from collections.abc import Mapping
 
+from varlen_graphs.calls.warmup_file import write_sections
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import SpecError, counted
 from varlen_graphs.huggingface.installed import Installed
-from varlen_graphs.serving.warmup_file import write_sections
 from varlen_graphs.stats import Stats
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from varlen_graphs.budgets.ladder import Budgets
+from varlen_graphs.calls.execute import OWN_OUTPUT
 from varlen_graphs.capture.ambient import TRAINING_CHANGED
 from varlen_graphs.capture.outer_compiler import not_compiled
 from varlen_graphs.capture.parts import part_in_training
@@ -24,7 +25,6 @@ from varlen_graphs.recipes.by_call import CallEncoder, by_call
 from varlen_graphs.recipes.probes.call_models import CallReader
 from varlen_graphs.recipes.registry import METHODS, Method, Recipe
 from varlen_graphs.recipes.tower_encoder import SeveralEncoders
-from varlen_graphs.serving.execute import OWN_OUTPUT
 from varlen_graphs.stats import Stats
 
 PLACES = ("forward", "_old_forward")

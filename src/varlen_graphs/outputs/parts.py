@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from varlen_graphs.budgets.budget import Budget
-from varlen_graphs.dispatch.sharded import require_replicated
 from varlen_graphs.errors import SpecError
 from varlen_graphs.layouts.item_slice import ItemSlice
 from varlen_graphs.layouts.item_table import ItemTable
@@ -19,6 +18,7 @@ from varlen_graphs.layouts.items import Layout
 from varlen_graphs.layouts.packed_batch import GatherIndices, item_sizes, pad_rows
 from varlen_graphs.outputs.declared import HIDDEN_STATES, Declared, Fields, named
 from varlen_graphs.outputs.entries import Extent, Rows
+from varlen_graphs.torch_dispatch.sharded import require_replicated
 
 Rebuild = Callable[[Sequence[Tensor]], Any]
 

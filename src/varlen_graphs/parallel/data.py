@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
+from varlen_graphs.calls.results import Collected
+from varlen_graphs.calls.row_checks import check_extra_inputs, check_rows
 from varlen_graphs.capture.ambient import autocast_dtype
 from varlen_graphs.capture.torch_modes import INSTEAD, records, watcher
 from varlen_graphs.declaration.call import Call
@@ -23,8 +25,6 @@ from varlen_graphs.parallel.kinds import Kind, check_form, check_same, check_sta
 from varlen_graphs.parallel.ranks import Ranks
 from varlen_graphs.parallel.shares import join_layouts
 from varlen_graphs.routing.packing import ReplayBatch
-from varlen_graphs.serving.results import Collected
-from varlen_graphs.serving.row_checks import check_extra_inputs, check_rows
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

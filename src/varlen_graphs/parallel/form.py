@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from varlen_graphs.calls.execute import Executor
 from varlen_graphs.declaration.buffer_spec import BufferSpec
 from varlen_graphs.declaration.call import Call
 from varlen_graphs.declaration.part import part_of
@@ -19,7 +20,6 @@ from varlen_graphs.outputs.parts import Parts, flatten
 from varlen_graphs.parallel.kinds import check_form
 from varlen_graphs.parallel.ranks import Ranks
 from varlen_graphs.routing.packing import ReplayBatch
-from varlen_graphs.serving.execute import Executor
 
 
 def encode(executor: Executor, part: Call) -> Parts:

@@ -13,12 +13,12 @@ from torch import nn
 
 from varlen_graphs.capture.collectives import DryRun
 from varlen_graphs.capture.consensus import Consensus, Failure, FailureKind, Outcome
-from varlen_graphs.dispatch.sharded import mesh_of
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import RankError, SpecError, warn
 from varlen_graphs.parallel.deadline import Deadline
 from varlen_graphs.parallel.kinds import check_same
 from varlen_graphs.parallel.ranks import Ranks
+from varlen_graphs.torch_dispatch.sharded import mesh_of
 from varlen_graphs.verify.in_service import InService
 
 if TYPE_CHECKING:

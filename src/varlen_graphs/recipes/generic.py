@@ -12,7 +12,6 @@ from varlen_graphs.budgets.budget import Budget
 from varlen_graphs.budgets.ladder import Budgets, DefaultBudgets, Ladder
 from varlen_graphs.declaration.buffer_spec import BufferSpec
 from varlen_graphs.declaration.other_outputs import OUTPUT_HIDDEN_STATES
-from varlen_graphs.dispatch.rules_mode import CaptureRulesMode
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import SpecError, VarlenGraphsError, warn
 from varlen_graphs.inputs.rows import Rows as InputRows
@@ -27,6 +26,7 @@ from varlen_graphs.recipes.precomputed import GATHERED, HELPERS, CountedExtent, 
 from varlen_graphs.recipes.rounding import difference
 from varlen_graphs.recipes.towers import check_loaded
 from varlen_graphs.shadows.shadow import Shadow
+from varlen_graphs.torch_dispatch.rules_mode import CaptureRulesMode
 
 
 def generic(tower: Any, budgets: Budgets | None = None, **options: Any) -> GraphedEncoder:

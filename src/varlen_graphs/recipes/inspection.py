@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from varlen_graphs.dispatch.profile import profiled
 from varlen_graphs.errors import SpecError
 from varlen_graphs.inputs.rows import Rows as InputRows
 from varlen_graphs.layouts.item_slice import ItemSlice
@@ -23,6 +22,7 @@ from varlen_graphs.outputs.declared import Declared, Fields
 from varlen_graphs.outputs.entries import Extent, Items, Rows
 from varlen_graphs.outputs.parts import CONSTANTS
 from varlen_graphs.recipes.precomputed import CountedExtent, HelperCall
+from varlen_graphs.torch_dispatch.profile import profiled
 
 LAYOUTS = ("grid_thw", "image_grid_thw", "feature_lens")
 """Arguments of towers that describe items: grids, and lengths of audio."""

@@ -11,8 +11,6 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from varlen_graphs.declaration.buffer_spec import BufferSpec
-from varlen_graphs.dispatch.checked_indices import CheckedIndices
-from varlen_graphs.dispatch.thread_modes import run_under
 from varlen_graphs.layouts.dtypes import module_dtype
 from varlen_graphs.layouts.padded import real_rows
 from varlen_graphs.outputs.declared import Fields
@@ -20,6 +18,8 @@ from varlen_graphs.outputs.entries import Entries
 from varlen_graphs.recipes.text_model import IDS, MASK, TextModel
 from varlen_graphs.recipes.towers import device_of
 from varlen_graphs.shadows.shadow import Shadow
+from varlen_graphs.torch_dispatch.checked_indices import CheckedIndices
+from varlen_graphs.torch_dispatch.thread_modes import run_under
 
 LENGTH = 11
 """Tokens of a text without padding, if the encoder takes so many."""

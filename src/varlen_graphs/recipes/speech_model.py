@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from varlen_graphs.budgets.budget import Budget
 from varlen_graphs.declaration.buffer_spec import BufferSpec
 from varlen_graphs.declaration.other_outputs import OUTPUT_HIDDEN_STATES
-from varlen_graphs.dispatch.rules_mode import CaptureRulesMode
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import SpecError, counted
 from varlen_graphs.inputs.rows import Rows as InputRows
@@ -24,6 +23,7 @@ from varlen_graphs.recipes.inspection import RUN_ERRORS
 from varlen_graphs.recipes.modes.masked_conv import FrameCount, MaskedConv
 from varlen_graphs.recipes.rounding import difference
 from varlen_graphs.recipes.towers import device_of
+from varlen_graphs.torch_dispatch.rules_mode import CaptureRulesMode
 
 BINS = (
     "feature_projection_input_dim", "num_mel_bins", "input_feat_per_channel", "feature_size", "input_feat_size",

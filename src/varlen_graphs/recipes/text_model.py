@@ -15,7 +15,6 @@ from torch.nn import functional
 from varlen_graphs.budgets.budget import Budget
 from varlen_graphs.declaration.buffer_spec import BufferSpec
 from varlen_graphs.declaration.other_outputs import OUTPUT_HIDDEN_STATES
-from varlen_graphs.dispatch.rules_mode import CaptureRulesMode
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import SpecError, counted
 from varlen_graphs.inputs.extra import PerRow
@@ -25,6 +24,7 @@ from varlen_graphs.outputs.declared import HIDDEN_STATES, Fields
 from varlen_graphs.outputs.entries import Items, Rows
 from varlen_graphs.recipes.inspection import RUN_ERRORS
 from varlen_graphs.recipes.rounding import difference
+from varlen_graphs.torch_dispatch.rules_mode import CaptureRulesMode
 
 IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
 """Arguments of text encoders."""

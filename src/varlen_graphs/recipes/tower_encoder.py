@@ -8,10 +8,10 @@ from typing import Any
 from torch import nn
 
 from varlen_graphs.budgets.budget import Budget
+from varlen_graphs.calls.warmup_file import WarmupSection
 from varlen_graphs.capture.outer_compiler import not_compiled
 from varlen_graphs.capture.torch_modes import watcher
 from varlen_graphs.encoder import GraphedEncoder
-from varlen_graphs.serving.warmup_file import WarmupSection
 
 
 class TowerEncoder(GraphedEncoder):

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from varlen_graphs.dispatch.thread_modes import unwatched
+from varlen_graphs.torch_dispatch.thread_modes import unwatched
 
 
 class DeviceConstants:

@@ -22,10 +22,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from varlen_graphs.dispatch.random_stream import RandomStream
-from varlen_graphs.dispatch.sharded import local_tensor
 from varlen_graphs.shadows.constants import DeviceConstants
 from varlen_graphs.shadows.snapshot import ABSENT, ATOMS, Changed, Place, Snapshot, slots_of
+from varlen_graphs.torch_dispatch.random_stream import RandomStream
+from varlen_graphs.torch_dispatch.sharded import local_tensor
 
 REGISTRIES = ("_parameters", "_buffers", "_modules")
 

@@ -4,11 +4,11 @@ from typing import Any
 
 import torch
 
-from varlen_graphs.dispatch.lines import UNKNOWN_LINE, user_lines
-from varlen_graphs.dispatch.rules import written_arguments
-from varlen_graphs.dispatch.thread_modes import RunMode
 from varlen_graphs.errors import CaptureError
 from varlen_graphs.shadows.shadow import Shadow, address_of
+from varlen_graphs.torch_dispatch.lines import UNKNOWN_LINE, user_lines
+from varlen_graphs.torch_dispatch.rules import written_arguments
+from varlen_graphs.torch_dispatch.thread_modes import RunMode
 
 REMEDY = (
     "If it initialises itself from its first rows, run it once on real ones before the first capture, as the first "

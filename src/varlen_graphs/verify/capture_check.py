@@ -7,6 +7,7 @@ from typing import NamedTuple, TypeVar
 
 from varlen_graphs.budgets.budget import Budget
 from varlen_graphs.buffers import AttentionMask
+from varlen_graphs.calls.execute import Executor
 from varlen_graphs.declaration.call import Call
 from varlen_graphs.declaration.reading import read_layout
 from varlen_graphs.errors import CaptureError, SpecError, VerificationError, warn
@@ -16,7 +17,6 @@ from varlen_graphs.graphs.graph_set import GraphSet
 from varlen_graphs.layouts.items import Layout
 from varlen_graphs.options.verify import Verify
 from varlen_graphs.routing.packing import ReplayBatch
-from varlen_graphs.serving.execute import Executor
 from varlen_graphs.verify.disagreement import Replays
 from varlen_graphs.verify.eager_checks import check_eager, check_in_parts, check_left_out, check_lengths
 from varlen_graphs.verify.error_locator import ErrorLocator

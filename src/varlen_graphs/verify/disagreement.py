@@ -6,6 +6,7 @@ from functools import partial
 
 import torch
 
+from varlen_graphs.calls.execute import Executor
 from varlen_graphs.declaration.call import Call
 from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.graphs.graph_capture import reason_of
@@ -13,7 +14,6 @@ from varlen_graphs.graphs.graph_set import GraphSet
 from varlen_graphs.outputs.parts import Parts, flatten
 from varlen_graphs.routing.packing import ReplayBatch
 from varlen_graphs.routing.router import Route
-from varlen_graphs.serving.execute import Executor
 from varlen_graphs.stats import Stats
 from varlen_graphs.verify.compare import Difference, Example, all_equal, copied, few, limit_of
 from varlen_graphs.verify.error_locator import DECLARED, PADDING, REPEATED, ErrorLocator

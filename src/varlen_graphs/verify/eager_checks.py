@@ -11,7 +11,6 @@ import torch
 
 from varlen_graphs.declaration.call import Call
 from varlen_graphs.declaration.reading import read_layout
-from varlen_graphs.dispatch.checked_indices import run_checked
 from varlen_graphs.errors import SpecError, VerificationError
 from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.kernels.operator import references
@@ -19,6 +18,7 @@ from varlen_graphs.layouts.items import Layout
 from varlen_graphs.outputs.declared import extents
 from varlen_graphs.outputs.entries import CountedEntries
 from varlen_graphs.outputs.parts import flatten
+from varlen_graphs.torch_dispatch.checked_indices import run_checked
 from varlen_graphs.verify.compare import Example, few, limit_of
 from varlen_graphs.verify.disagreement import TOGETHER
 from varlen_graphs.verify.error_locator import DECLARED

@@ -7,12 +7,12 @@ from typing import Any
 
 from varlen_graphs.declaration.call import Call
 from varlen_graphs.declaration.part import part_of
-from varlen_graphs.dispatch.checked_indices import run_checked
 from varlen_graphs.graphs.arena import Arena
 from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.layouts.item_slice import ItemSlice
 from varlen_graphs.outputs.parts import clear_gaps, flatten
 from varlen_graphs.routing.packing import ReplayBatch
+from varlen_graphs.torch_dispatch.checked_indices import run_checked
 from varlen_graphs.verify.compare import Example, close, equal
 from varlen_graphs.verify.mixing import Inputs, explain_together
 from varlen_graphs.verify.operations import DifferingOperation, Run, Same, first_difference

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from varlen_graphs.budgets.budget import Budget
+from varlen_graphs.calls.execute import Executor
 from varlen_graphs.checks.values import quoted
 from varlen_graphs.declaration.call import Call
 from varlen_graphs.declaration.reading import read_layout
@@ -15,7 +16,6 @@ from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.graphs.graph_set import GraphSet
 from varlen_graphs.options.verify import check_tolerance
 from varlen_graphs.routing.packing import ReplayBatch
-from varlen_graphs.serving.execute import Executor
 from varlen_graphs.shadows.shadow import Shadow
 from varlen_graphs.verify.compare import Example, few
 from varlen_graphs.verify.disagreement import Replays

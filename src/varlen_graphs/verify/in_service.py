@@ -8,11 +8,11 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from varlen_graphs.budgets.budget import Budget
+from varlen_graphs.calls.execute import Executor
 from varlen_graphs.capture.backend import Graph
 from varlen_graphs.declaration.buffer_spec import BufferSpec
 from varlen_graphs.declaration.call import Call
 from varlen_graphs.declaration.reading import read_layout
-from varlen_graphs.dispatch.checked_indices import run_checked
 from varlen_graphs.errors import LayoutError, VerificationError
 from varlen_graphs.graphs.forward import Reference
 from varlen_graphs.graphs.graph_set import GraphSet
@@ -22,8 +22,8 @@ from varlen_graphs.options.verify import Verify
 from varlen_graphs.outputs.parts import Parts, flatten
 from varlen_graphs.routing.enabled import WRONG_OUTPUT
 from varlen_graphs.routing.router import Route
-from varlen_graphs.serving.execute import Executor
 from varlen_graphs.shadows.shadow import Shadow
+from varlen_graphs.torch_dispatch.checked_indices import run_checked
 from varlen_graphs.verify.compare import Difference, Example, few, limit_of
 
 LOGGER = logging.getLogger("varlen_graphs")

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from varlen_graphs.dispatch.lines import UNKNOWN_LINE, user_lines
-from varlen_graphs.dispatch.rules import draws_random_numbers
-from varlen_graphs.dispatch.thread_modes import RunMode, run_under
 from varlen_graphs.graphs.forward import Forward
+from varlen_graphs.torch_dispatch.lines import UNKNOWN_LINE, user_lines
+from varlen_graphs.torch_dispatch.rules import draws_random_numbers
+from varlen_graphs.torch_dispatch.thread_modes import RunMode, run_under
 
 MOST_BYTES = 1 << 30
 """Bytes of results of one run to keep at a time for comparison with another run."""

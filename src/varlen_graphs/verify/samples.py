@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 from varlen_graphs.declaration.call import Call
 from varlen_graphs.declaration.reading import read_layout
-from varlen_graphs.dispatch.checked_indices import CheckedIndices, run_checked
 from varlen_graphs.errors import VerificationError, counted
 from varlen_graphs.graphs.forward import DECLARATION, MODULE, Forward
 from varlen_graphs.graphs.graph_set import CaptureInputs
@@ -17,6 +16,7 @@ from varlen_graphs.graphs.output_form import check_constants
 from varlen_graphs.kernels.operator import references
 from varlen_graphs.layouts.items import Layout
 from varlen_graphs.outputs.parts import Parts, flatten
+from varlen_graphs.torch_dispatch.checked_indices import CheckedIndices, run_checked
 from varlen_graphs.verify.compare import MOST_NAN, Example, nan_shares
 from varlen_graphs.verify.synthetic_calls import Kind, SyntheticCalls
 

@@ -10,10 +10,10 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
 from varlen_graphs.checks.values import quoted
-from varlen_graphs.dispatch.lines import is_user_code
-from varlen_graphs.dispatch.profile import profiled
 from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.outputs.parts import flatten
+from varlen_graphs.torch_dispatch.lines import is_user_code
+from varlen_graphs.torch_dispatch.profile import profiled
 from varlen_graphs.verify.compare import Example
 
 FEW = 9

@@ -7,8 +7,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.profiler import ProfilerActivity, profile
 
 from tests.support.gpu import on_gpus
-from varlen_graphs.dispatch.checked_indices import CheckedIndices
-from varlen_graphs.dispatch.thread_modes import run_under
+from varlen_graphs.torch_dispatch.checked_indices import CheckedIndices
+from varlen_graphs.torch_dispatch.thread_modes import run_under
 
 pytestmark = on_gpus()
 

@@ -28,6 +28,6 @@ def register() -> None:
             VERSION,
         )
         return
-    from varlen_graphs.engines.vllm.registration import register_once
+    from varlen_graphs.engines.vllm.plugin import register_once
 
     register_once()

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from varlen_graphs.dispatch.uploads import MOVES
 from varlen_graphs.shadows.constants import DeviceConstants
+from varlen_graphs.torch_dispatch.uploads import MOVES
 
 
 class CachedTable(NamedTuple):

@@ -9,8 +9,6 @@ from torch import nn
 
 from varlen_graphs.declaration.buffer_spec import BufferSpec
 from varlen_graphs.declaration.other_outputs import OUTPUT_HIDDEN_STATES
-from varlen_graphs.dispatch.checked_indices import run_checked
-from varlen_graphs.dispatch.rules_mode import CaptureRulesMode
 from varlen_graphs.errors import CaptureError, SpecError, VarlenGraphsError
 from varlen_graphs.inputs.rows import Rows as InputRows
 from varlen_graphs.layouts.batch import Batch
@@ -23,6 +21,8 @@ from varlen_graphs.recipes.modes.cached_tables import CachedTable, reads_copies
 from varlen_graphs.recipes.modes.skip_mask_checks import keeps_masks
 from varlen_graphs.recipes.rounding import difference
 from varlen_graphs.recipes.towers import device_of
+from varlen_graphs.torch_dispatch.checked_indices import run_checked
+from varlen_graphs.torch_dispatch.rules_mode import CaptureRulesMode
 
 FEW, MORE = 2, 3
 """Sizes of the batches to run: a dimension that is 2 in one and 3 in the other is that of the batch."""

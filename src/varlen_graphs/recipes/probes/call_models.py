@@ -16,7 +16,6 @@ from varlen_graphs.checks.values import is_dense
 from varlen_graphs.declaration.budgets import BATCHES
 from varlen_graphs.declaration.buffer_spec import BufferSpec
 from varlen_graphs.declaration.static_args import alike
-from varlen_graphs.dispatch.rules_mode import CaptureRulesMode
 from varlen_graphs.errors import CaptureError, SpecError, VarlenGraphsError
 from varlen_graphs.inputs.extra import Input, PerCall, PerItem
 from varlen_graphs.inputs.rows import Rows as InputRows
@@ -32,6 +31,7 @@ from varlen_graphs.recipes.probes.batch_model import MORE, BatchModel
 from varlen_graphs.recipes.rounding import difference
 from varlen_graphs.recipes.towers import device_of
 from varlen_graphs.shadows.shadow import Shadow
+from varlen_graphs.torch_dispatch.rules_mode import CaptureRulesMode
 
 PADDING = 16
 """Rows of padding that must not change an output."""

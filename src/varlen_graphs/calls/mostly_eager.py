@@ -2,6 +2,7 @@
 
 from collections import Counter, deque
 
+from varlen_graphs.calls.lazy_capture import NOT_CAPTURED, Requests
 from varlen_graphs.capture.ambient import (
     AUTOCAST_CHANGED,
     DETERMINISM_CHANGED,
@@ -21,7 +22,6 @@ from varlen_graphs.routing.enabled import (
     WRONG_OUTPUT,
 )
 from varlen_graphs.routing.router import Router
-from varlen_graphs.serving.lazy import NOT_CAPTURED, Requests
 from varlen_graphs.stats import Stats
 
 MOST, OF_LAST = 90, 100

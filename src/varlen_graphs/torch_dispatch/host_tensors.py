@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from varlen_graphs.dispatch.rules import draws_random_numbers, has_storage, written_arguments
-from varlen_graphs.dispatch.sharded import local_tensor
-from varlen_graphs.dispatch.thread_modes import unwatched
+from varlen_graphs.torch_dispatch.rules import draws_random_numbers, has_storage, written_arguments
+from varlen_graphs.torch_dispatch.sharded import local_tensor
+from varlen_graphs.torch_dispatch.thread_modes import unwatched
 
 
 class _Copy(NamedTuple):

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from varlen_graphs.calls.execute import Executor
+from varlen_graphs.calls.row_checks import check_extra_inputs, check_rows, no_rows
 from varlen_graphs.capture.mode import NO_GRAPHS
 from varlen_graphs.capture.pool import on_device
 from varlen_graphs.capture.stream_order import current_stream, follow
@@ -21,8 +23,6 @@ from varlen_graphs.errors import InputError
 from varlen_graphs.graphs.graph_set import GraphSet
 from varlen_graphs.layouts.mask import Mask
 from varlen_graphs.routing.router import Route
-from varlen_graphs.serving.execute import Executor
-from varlen_graphs.serving.row_checks import check_extra_inputs, check_rows, no_rows
 
 
 class Stage:

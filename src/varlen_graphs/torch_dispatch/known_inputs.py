@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from varlen_graphs.dispatch.leaves import tensors_in
-from varlen_graphs.dispatch.rules import written_arguments
-from varlen_graphs.dispatch.thread_modes import Result, RunMode, run_under
+from varlen_graphs.torch_dispatch.leaves import tensors_in
+from varlen_graphs.torch_dispatch.rules import written_arguments
+from varlen_graphs.torch_dispatch.thread_modes import Result, RunMode, run_under
 
 
 class OtherRunError(Exception):

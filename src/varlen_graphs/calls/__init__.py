@@ -1,5 +1,5 @@
 """Calls: executed, staged, captured lazily, reported."""
 
-from varlen_graphs.serving.staging import Stage
+from varlen_graphs.calls.staging import Stage
 
 __all__ = ["Stage"]

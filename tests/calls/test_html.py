@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import varlen_graphs as vg
 from tests.support.encoders import attention_encoder
-from varlen_graphs.serving.html import page
+from varlen_graphs.calls.html import page
 from varlen_graphs.stats import Stats
 
 SVG = "{http://www.w3.org/2000/svg}"

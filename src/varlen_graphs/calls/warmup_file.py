@@ -19,11 +19,11 @@ from varlen_graphs.attention import timing
 from varlen_graphs.budgets.budget import Budget
 from varlen_graphs.checks.values import quoted
 from varlen_graphs.declaration.buffer_spec import BufferSpec
-from varlen_graphs.dispatch.sharded import sharding
 from varlen_graphs.errors import InputError
 from varlen_graphs.files import DAMAGED, integer, write_whole
 from varlen_graphs.outputs.declared import extents
 from varlen_graphs.routing.costs import Costs
+from varlen_graphs.torch_dispatch.sharded import sharding
 
 FORMAT = "2"
 """Version of the file format. Files of another version are ignored."""

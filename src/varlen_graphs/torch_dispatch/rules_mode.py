@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from varlen_graphs.dispatch.host_tensors import HostTensors
-from varlen_graphs.dispatch.leaves import tensors_in
-from varlen_graphs.dispatch.lines import UNKNOWN_LINE, names_cpu, user_lines
-from varlen_graphs.dispatch.rules import (
+from varlen_graphs.errors import CaptureError
+from varlen_graphs.torch_dispatch.host_tensors import HostTensors
+from varlen_graphs.torch_dispatch.leaves import tensors_in
+from varlen_graphs.torch_dispatch.lines import UNKNOWN_LINE, names_cpu, user_lines
+from varlen_graphs.torch_dispatch.rules import (
     EXPLANATIONS,
     MASK_REMEDY,
     Violation,
@@ -26,10 +27,9 @@ from varlen_graphs.dispatch.rules import (
     reads_host,
     transfer_violation,
 )
-from varlen_graphs.dispatch.sharded import local_tensor
-from varlen_graphs.dispatch.thread_modes import RunMode, run_under, unwatched
-from varlen_graphs.dispatch.uploads import MOVES, copied_tensors, copied_to_device, lists_to_tensors, makes_empty
-from varlen_graphs.errors import CaptureError
+from varlen_graphs.torch_dispatch.sharded import local_tensor
+from varlen_graphs.torch_dispatch.thread_modes import RunMode, run_under, unwatched
+from varlen_graphs.torch_dispatch.uploads import MOVES, copied_tensors, copied_to_device, lists_to_tensors, makes_empty
 
 aten = torch.ops.aten
 

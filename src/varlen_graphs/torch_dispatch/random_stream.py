@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from varlen_graphs.dispatch.leaves import tensors_in
+from varlen_graphs.torch_dispatch.leaves import tensors_in
 
 SEED = 0
 

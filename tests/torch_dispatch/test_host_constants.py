@@ -6,8 +6,8 @@ import torch
 import varlen_graphs as vg
 from tests.support.host_constants import CONSTANTS, KEPT, RANDOM, RESULTS, SPEC, VARYING, Towers, relative_positions
 from tests.support.towers import equal_bits
-from varlen_graphs.dispatch.captured_inputs import CapturedInputs
-from varlen_graphs.dispatch.host_constants import ConstantsMode, HostConstant
+from varlen_graphs.torch_dispatch.captured_inputs import CapturedInputs
+from varlen_graphs.torch_dispatch.host_constants import ConstantsMode, HostConstant
 
 pytestmark = pytest.mark.filterwarnings("ignore:To copy construct from a tensor:UserWarning")
 

@@ -9,8 +9,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from varlen_graphs.dispatch.leaves import tensors_in
-from varlen_graphs.dispatch.uploads import IsHost, NamesHost, copies_to_device, makes_empty, targets
+from varlen_graphs.torch_dispatch.leaves import tensors_in
+from varlen_graphs.torch_dispatch.uploads import IsHost, NamesHost, copies_to_device, makes_empty, targets
 
 aten = torch.ops.aten
 

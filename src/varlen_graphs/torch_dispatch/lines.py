@@ -16,7 +16,7 @@ _PACKAGE = Path(__file__).parent.parent
 _DOCTOR = f"{_PACKAGE / 'doctor'}{os.sep}"
 _RUNNERS = (_DOCTOR, f"{_PACKAGE / 'graphs'}{os.sep}", f"{_PACKAGE / 'recipes' / 'probes'}{os.sep}")
 """Files that run modules: beyond them is no code of a module."""
-_ROOMS = ("attention", "capture", "dispatch", "huggingface", "kernels", "shadows", "verify")
+_ROOMS = ("attention", "capture", "huggingface", "kernels", "shadows", "torch_dispatch", "verify")
 _LIBRARIES = (
     f"{Path(torch.__file__).parent}{os.sep}",
     f"{Path(torch.__file__).parent.with_name('triton')}{os.sep}",

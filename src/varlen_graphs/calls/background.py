@@ -7,8 +7,8 @@ import weakref
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 
+from varlen_graphs.calls.capture_queue import CaptureQueue
 from varlen_graphs.capture.pool import Pool
-from varlen_graphs.serving.capture_queue import CaptureQueue
 
 LOOKS = 0.05
 """Seconds after which a thread that waits for the pool's turn checks that it is still needed."""

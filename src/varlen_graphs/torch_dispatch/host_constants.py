@@ -6,9 +6,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from varlen_graphs.dispatch.rules import Violation
-from varlen_graphs.dispatch.rules_mode import CaptureRulesMode
-from varlen_graphs.dispatch.thread_modes import unwatched
+from varlen_graphs.torch_dispatch.rules import Violation
+from varlen_graphs.torch_dispatch.rules_mode import CaptureRulesMode
+from varlen_graphs.torch_dispatch.thread_modes import unwatched
 
 
 class HostConstant(NamedTuple):

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from varlen_graphs.dispatch.leaves import tensors_in
-from varlen_graphs.dispatch.rules import has_storage
-from varlen_graphs.dispatch.thread_modes import RunMode
+from varlen_graphs.torch_dispatch.leaves import tensors_in
+from varlen_graphs.torch_dispatch.rules import has_storage
+from varlen_graphs.torch_dispatch.thread_modes import RunMode
 
 
 class MemoryMeter(RunMode):

@@ -10,8 +10,8 @@ from torch import _C, _guards
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from varlen_graphs.dispatch.random_stream import RandomStream
-from varlen_graphs.dispatch.sharded import is_distributed_tensor
+from varlen_graphs.torch_dispatch.random_stream import RandomStream
+from varlen_graphs.torch_dispatch.sharded import is_distributed_tensor
 
 Result = TypeVar("Result")
 

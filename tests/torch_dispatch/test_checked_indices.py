@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention.flex_attention import flex_attention
 
-from varlen_graphs.dispatch.checked_indices import CheckedIndices
-from varlen_graphs.dispatch.thread_modes import run_under
+from varlen_graphs.torch_dispatch.checked_indices import CheckedIndices
+from varlen_graphs.torch_dispatch.thread_modes import run_under
 
 ROWS = 5
 X = torch.arange(15.0).view(ROWS, 3)

@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from varlen_graphs.dispatch.host_constants import HostConstant
-from varlen_graphs.dispatch.rules_mode import CaptureRulesMode
-from varlen_graphs.dispatch.thread_modes import unwatched
 from varlen_graphs.errors import CaptureError
+from varlen_graphs.torch_dispatch.host_constants import HostConstant
+from varlen_graphs.torch_dispatch.rules_mode import CaptureRulesMode
+from varlen_graphs.torch_dispatch.thread_modes import unwatched
 
 
 class CapturedInputs(CaptureRulesMode):

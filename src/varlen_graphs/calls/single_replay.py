@@ -1,4 +1,4 @@
-"""Calls that need no sorting: rows and items in the form of the graphs, which one graph answers.
+"""Calls that a single replay answers: rows and items in the form of the graphs, in the order of the call.
 
 Nearly all calls of most encoders are such, and take the host some three quarters of the time of others. Whatever is not
 certain goes the way of all calls, which also tells what is wrong with one.
@@ -12,6 +12,8 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from varlen_graphs.budgets.budget import Budget
+from varlen_graphs.calls.replayed_items import DeviceItems, HostItems
+from varlen_graphs.calls.results import copies
 from varlen_graphs.capture.pool import on_device
 from varlen_graphs.checks.values import EMPTY_ITEMS, check_not_freed, is_dense
 from varlen_graphs.declaration.buffer_spec import BufferSpec
@@ -28,12 +30,10 @@ from varlen_graphs.options.gpu_layouts import GpuLayouts
 from varlen_graphs.outputs.entries import Items, Rows
 from varlen_graphs.routing.packing import ReplayBatch
 from varlen_graphs.routing.router import Router
-from varlen_graphs.serving.replayed_items import DeviceItems, HostItems
-from varlen_graphs.serving.results import copies
 from varlen_graphs.stats import Stats
 
-NOT_PLAIN = object()
-"""Stands for the output of a call that is not plain."""
+NOT_SINGLE = object()
+"""Stands for the output of a call that takes more than one replay, or needs a closer look."""
 
 NO_STATIC_ARGS: StaticKey = ()
 
@@ -48,8 +48,8 @@ class IsDue(Protocol):
         """Return True if one is."""
 
 
-class PlainCalls:
-    """Answers plain calls.
+class SingleReplay:
+    """Answers calls by a single replay.
 
     Args:
         signature: Knows the arguments.
@@ -83,11 +83,11 @@ class PlainCalls:
         self._rows, self._layout = spec.row_input.name, spec.layout.name
         self._by_position = signature.positional[:2] == [self._rows, self._layout]
         self._rows_first = signature.positional[0] == self._rows
-        self._certain = not store.lazy and not signature.asks_user and _is_plain(spec)
+        self._certain = not store.lazy and not signature.asks_user and _fits(spec)
         self._checked: Callable[[], GraphSet | None] = _no_graphs  # those whose outputs belong to rows and items
 
     def answer(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], grad: bool) -> Any:
-        """Return the output of a call that graphs may answer as the mode is now, or `NOT_PLAIN`. Without grad.
+        """Return the output of a call that graphs may answer as the mode is now, or `NOT_SINGLE`. Without grad.
 
         Args:
             args: Arguments by position.
@@ -100,17 +100,17 @@ class PlainCalls:
         """
         arena = self._store.arena
         if not self._certain or arena is None or len(args) + len(kwargs) != 2:
-            return NOT_PLAIN
+            return NOT_SINGLE
         rows, items = self._named(args, kwargs)
         if type(rows) is not Tensor or not arena.takes(rows):
-            return NOT_PLAIN
+            return NOT_SINGLE
         if type(items) is Tensor and items.is_cpu and (rows.is_cuda or not self._layouts.simulated):
             items = self._listed(items, rows)
         if grad and (rows.requires_grad or self._store.mode.may_train):
-            return NOT_PLAIN
+            return NOT_SINGLE
         seen = self._seen(items, rows) if type(items) is list else self._only_on_device(items, rows)
         if seen is None or self._signature.bind_no_static_args() != ({}, None):
-            return NOT_PLAIN
+            return NOT_SINGLE
         pool = self._store.pool
         with on_device(rows.device), pool.exclusive(), pool.order:
             return self._replay(arena, rows.detach(), seen)
@@ -155,10 +155,10 @@ class PlainCalls:
         usable = self._store.usable(NO_STATIC_ARGS)
         graphs = usable.graphs
         if graphs is None or graphs.arena is not arena or arena.loading:
-            return NOT_PLAIN
+            return NOT_SINGLE
         if graphs is not self._checked():
             if not all(type(extent) in (Rows, Items) for extent in graphs.extents):  # others are functions of the items
-                return NOT_PLAIN
+                return NOT_SINGLE
             self._checked = weakref.ref(graphs)  # their memory goes when they are released
         replayed: HostItems | DeviceItems
         if type(items) is Layout:
@@ -167,10 +167,10 @@ class PlainCalls:
             budget = self._router.unseen(len(rows), len(items), usable.costs)
             replayed = DeviceItems({self._layout: items}, len(rows), graphs.checks)
         if budget is None or budget not in graphs or (self._is_due is not None and self._is_due((budget,), graphs)):
-            return NOT_PLAIN
+            return NOT_SINGLE
         pointer = arena.source.whole(rows)
         if pointer is None:
-            return NOT_PLAIN
+            return NOT_SINGLE
         try:
             everything = replayed.everything
             replayed.load(arena, ReplayBatch(budget, range(everything.items)), pointer)
@@ -192,8 +192,8 @@ def _no_graphs() -> None:
     return None
 
 
-def _is_plain(spec: BufferSpec) -> bool:
-    """Return True if calls of a declaration may be plain: packed rows, and items that one argument describes."""
+def _fits(spec: BufferSpec) -> bool:
+    """Return True for a declaration of packed rows, and of items that one argument describes."""
     layout, rows = spec.layout, spec.row_input
     if type(layout) not in LAYOUTS or layout.padded or spec.packs:  # subclasses may read items in another way
         return False

@@ -4,11 +4,11 @@ import logging
 from threading import Event
 
 from varlen_graphs.budgets.budget import Budget
+from varlen_graphs.calls.exact_graphs import ExactGraphs
+from varlen_graphs.calls.lazy_capture import Requests
 from varlen_graphs.graphs.graph_capture import reason_of
 from varlen_graphs.graphs.store import GraphStore
 from varlen_graphs.options.capture import Capture
-from varlen_graphs.serving.exact import ExactGraphs
-from varlen_graphs.serving.lazy import Requests
 from varlen_graphs.stats import Stats
 
 LOGGER = logging.getLogger("varlen_graphs")

@@ -8,6 +8,10 @@ from typing import Any, get_args
 from torch import nn
 
 from varlen_graphs.budgets.ladder import Budgets, DefaultBudgets, Ladder
+from varlen_graphs.calls.capture_queue import CaptureQueue
+from varlen_graphs.calls.execute import Executor
+from varlen_graphs.calls.lazy_capture import LazyRouter
+from varlen_graphs.calls.warm_start import WarmStart
 from varlen_graphs.capture.mode import BackendName, Mode
 from varlen_graphs.capture.pool import Pool
 from varlen_graphs.checks.values import quoted
@@ -24,12 +28,8 @@ from varlen_graphs.options.gpu_layouts import GpuLayouts, LayoutCheck
 from varlen_graphs.options.verify import Verify
 from varlen_graphs.routing.costs import Costs
 from varlen_graphs.routing.enabled import EnabledBudgets
-from varlen_graphs.routing.memory_limit import MemoryLimit
+from varlen_graphs.routing.eviction import MemoryLimit
 from varlen_graphs.routing.router import OnMiss, Router
-from varlen_graphs.serving.capture_queue import CaptureQueue
-from varlen_graphs.serving.execute import Executor
-from varlen_graphs.serving.lazy import LazyRouter
-from varlen_graphs.serving.warm_start import WarmStart
 from varlen_graphs.stats import Stats
 from varlen_graphs.verify.capture_check import check_graphs
 from varlen_graphs.verify.eager_checks import check_claim

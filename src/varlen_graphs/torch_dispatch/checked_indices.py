@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from varlen_graphs.dispatch.thread_modes import Result, RunMode, run_under
+from varlen_graphs.torch_dispatch.thread_modes import Result, RunMode, run_under
 
 aten = torch.ops.aten
 

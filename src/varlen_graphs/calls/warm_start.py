@@ -4,13 +4,13 @@ from typing import Any
 
 from varlen_graphs.attention import timing
 from varlen_graphs.budgets.budget import Budget
+from varlen_graphs.calls.execute import Executor
+from varlen_graphs.calls.lazy_capture import Requests
+from varlen_graphs.calls.warmup_file import WarmupSection, identity_of, read_section
 from varlen_graphs.declaration.static_args import json_static_args
 from varlen_graphs.errors import CaptureError, InputError, SpecError, warn
 from varlen_graphs.options.capture import Capture
 from varlen_graphs.routing.recent import share_of_each
-from varlen_graphs.serving.execute import Executor
-from varlen_graphs.serving.lazy import Requests
-from varlen_graphs.serving.warmup_file import WarmupSection, identity_of, read_section
 
 
 class WarmStart:

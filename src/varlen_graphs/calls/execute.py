@@ -10,6 +10,14 @@ import torch
 from torch import Tensor
 
 from varlen_graphs.budgets.budget import Budget
+from varlen_graphs.calls.exact_graphs import ExactGraphs
+from varlen_graphs.calls.lazy_capture import CAPTURING
+from varlen_graphs.calls.mostly_eager import MostlyEager
+from varlen_graphs.calls.replayed_items import DeviceItems, HostItems
+from varlen_graphs.calls.results import Collected
+from varlen_graphs.calls.row_checks import check_extra_inputs, check_rows, no_rows
+from varlen_graphs.calls.single_replay import NOT_SINGLE, SingleReplay
+from varlen_graphs.calls.trace_size import trace_size
 from varlen_graphs.capture.ambient import DIFFERENCES
 from varlen_graphs.capture.memory import is_out_of_memory
 from varlen_graphs.capture.mode import DIAGNOSED, DISABLED, HOOKS, NO_GRAPHS, OBSERVED, Mode, is_disabled
@@ -20,7 +28,6 @@ from varlen_graphs.declaration.part import part_of
 from varlen_graphs.declaration.reading import check_inputs, only_on_device, read_items, read_layout
 from varlen_graphs.declaration.signature import Signature
 from varlen_graphs.declaration.static_args import StaticKey
-from varlen_graphs.dispatch.checked_indices import run_checked
 from varlen_graphs.errors import CaptureError, InputError, LayoutError, SpecError
 from varlen_graphs.graphs.forward import MODULE, Reference
 from varlen_graphs.graphs.graph_set import CaptureInputs, GraphSet
@@ -31,15 +38,8 @@ from varlen_graphs.options.gpu_layouts import GpuLayouts
 from varlen_graphs.outputs.parts import flatten, with_padding
 from varlen_graphs.routing.packing import ReplayBatch
 from varlen_graphs.routing.router import Route, Router
-from varlen_graphs.serving.exact import ExactGraphs
-from varlen_graphs.serving.lazy import CAPTURING
-from varlen_graphs.serving.mostly_eager import MostlyEager
-from varlen_graphs.serving.plain_calls import NOT_PLAIN, PlainCalls
-from varlen_graphs.serving.replayed_items import DeviceItems, HostItems
-from varlen_graphs.serving.results import Collected
-from varlen_graphs.serving.row_checks import check_extra_inputs, check_rows, no_rows
-from varlen_graphs.serving.trace_size import trace_size
 from varlen_graphs.stats import Stats
+from varlen_graphs.torch_dispatch.checked_indices import run_checked
 from varlen_graphs.traffic.trace import Trace
 
 OWN_OUTPUT = "own_output"
@@ -103,7 +103,7 @@ class Executor:
         self.exact: ExactGraphs | None = None
         self.used: defaultdict[StaticKey, Counter[Budget]] = defaultdict(Counter)
         is_due = None if verification is None else verification.is_due
-        self._plain = PlainCalls(signature, router, store, stats, self.used, is_due, layouts)
+        self._single = SingleReplay(signature, router, store, stats, self.used, is_due, layouts)
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
         """Sort the arguments of a call, and read its items where the host has to see them.
@@ -132,10 +132,10 @@ class Executor:
             grad = torch.is_grad_enabled()
             try:
                 torch._C._set_grad_enabled(False)  # faster than `torch.no_grad`, and no interrupt leaves it half set
-                output = self._plain.answer(args, kwargs, grad)
+                output = self._single.answer(args, kwargs, grad)
             finally:
                 torch._C._set_grad_enabled(grad)
-            if output is not NOT_PLAIN:
+            if output is not NOT_SINGLE:
                 return output
         return self.answer(self.bind(args, kwargs), reason)
 
