@@ -450,3 +450,35 @@ def test_numbers_that_tell_of_a_table_are_those_of_the_first_call():
     assert torch.equal(encoder(rows, lengths=[6]), rows)
     assert module.size == len(module.table) == 6
     assert encoder.stats.replays.total() == 1
+
+
+class PeakOfShortCalls(nn.Module):
+    """Scales by the largest number that a call of few rows has had; calls of as many rows as graphs have keep none."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.peak = nn.LayerNorm(8), 0.0
+
+    def forward(self, x):
+        if len(x) < 12:
+            self.peak = max(self.peak, x.abs().max().item())
+        return self.norm(x) * (1 + self.peak / 64)
+
+
+@pytest.mark.parametrize("factor", [1.0, 1000.0])
+@pytest.mark.parametrize("used", [False, True], ids=["cold", "used before"])
+@torch.no_grad()
+def test_a_maximum_that_only_calls_of_few_rows_raise_is_found(factor, used):
+    module, plain = PeakOfShortCalls().eval(), PeakOfShortCalls().eval()
+    spec = vg.BufferSpec("x", vg.Lengths("lengths"))
+    if used:
+        assert torch.equal(module(factor * rows_for([5])), plain(factor * rows_for([5])))
+    encoder = vg.GraphedEncoder(module, [64], spec, backend="tape")
+    for at in range(6):
+        rows = factor * (1 + at) * rows_for([5], at)
+        try:
+            out = encoder(rows, lengths=[5])
+        except vg.errors.CaptureError as error:
+            assert "'peak'" in str(error)
+            return
+        assert torch.allclose(out, plain(rows))
