@@ -476,9 +476,4 @@ def test_a_maximum_that_only_calls_of_few_rows_raise_is_found(factor, used):
     encoder = vg.GraphedEncoder(module, [64], spec, backend="tape")
     for at in range(6):
         rows = factor * (1 + at) * rows_for([5], at)
-        try:
-            out = encoder(rows, lengths=[5])
-        except vg.errors.CaptureError as error:
-            assert "'peak'" in str(error)
-            return
-        assert torch.allclose(out, plain(rows))
+        assert torch.allclose(encoder(rows, lengths=[5]), plain(rows))

@@ -9,6 +9,7 @@ from enum import Enum
 from functools import lru_cache
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -239,7 +240,6 @@ def test_weights_that_the_module_does_not_register_are_captured_anew(change):
 
 def test_a_module_that_is_replaced_in_a_list_is_found_when_asked():
     encoder, _ = outside_encoder()
-    encoder.module.listed[0] = {"first": encoder.module.listed[0]["first"]}
     encoder.check()
     encoder.module.listed[0]["first"] = nn.Linear(8, 8)
     with pytest.raises(vg.errors.StaleGraphError, match=re.escape("the module at \"listed[0]['first']\" was replaced")):
@@ -464,6 +464,20 @@ class Shift(Enum):
     NONE, ONE = 0, 1
 
 
+class Options:
+    gain = 1.0
+
+    def __init__(self):
+        self.bias = 0.0
+
+
+class Slotted:
+    __slots__ = ("gain",)
+
+    def __init__(self, gain):
+        self.gain = gain
+
+
 class Scaling(nn.Module):
     """Its forward reads constants of all kinds, and changes some of them."""
 
@@ -474,13 +488,23 @@ class Scaling(nn.Module):
         self.calls, self.rows, self.limit = 0, 0, None
         self.power, self.shift, self.activation = (1, 1), Shift.NONE, nn.functional.relu
         self.more = {"factors": [1.0, 1.0], "seen": set()}
-        self.settings = SimpleNamespace(bias=0.0)
+        self.settings, self.slotted, self.number = Options(), Slotted(1.0), np.float32(1.0)
+        self._inner = nn.Identity()
+        self._inner.gain = 1.0
 
     def forward(self, x):
         self.calls += 1
         self.rows = len(x)
         x = self.norm(x) * self.scale * self.more["factors"][0] + self.settings.bias + self.more.get("offset", 0.0)
         x = self.activation(x) ** self.power[0] + self.shift.value
+        x = (
+            x
+            * self.settings.gain
+            * self.slotted.gain
+            * self._inner.gain
+            * float(self.number)
+            * (1 + len(self.more["seen"]))
+        )
         return x + 1 if self.mode == "add" else x
 
 
@@ -511,7 +535,23 @@ ATTRIBUTES = {
         "\"more['factors'][0]\" changed from 1.0 to 3.0",
     ),
     "a new entry of a dict": (lambda m: m.more.update(offset=2.0), "'more.offset' changed from None to 2.0"),
+    "a new entry of a set": (lambda m: m.more["seen"].add(1), "\"more['seen'][1]\" changed from None to True"),
+    "a list that is replaced": (lambda m: m.more.update(factors=[2.0]), "'more.factors' changed from a list to a list"),
     "of an object": (lambda m: setattr(m.settings, "bias", 2.0), "'settings.bias' changed from 0.0 to 2.0"),
+    "of the class of an object": (
+        lambda m: setattr(m.settings, "gain", 2.0),
+        "'settings.gain' changed from 1.0 to 2.0",
+    ),
+    "an object that is replaced": (
+        lambda m: setattr(m, "settings", SimpleNamespace(bias=3.0, gain=1.0)),
+        "'settings' changed from a Options to a SimpleNamespace",
+    ),
+    "a slot": (lambda m: setattr(m.slotted, "gain", 2.0), "'slotted.gain' changed from 1.0 to 2.0"),
+    "a number of numpy": (lambda m: setattr(m, "number", np.float32(2.0)), "'number' changed from a float32"),
+    "of a part with a private name": (
+        lambda m: setattr(m.get_submodule("_inner"), "gain", 2.0),
+        "'_inner.gain' changed from 1.0 to 2.0",
+    ),
     "the forward": (lambda m: setattr(m, "forward", lambda x: x * 5), "the forward of the module was replaced"),
     "the forward of a part": (
         lambda m: setattr(m.norm, "forward", lambda x: x * 5),
@@ -604,10 +644,103 @@ def test_equal_constants_that_are_set_anew_end_no_graphs():
     for power in (1, 1, 1):
         encoder(rows, lengths=[6])
         module.power, module.scale, module.method = tuple([power] * 2), float("2.0"), module.norm.reset_parameters
+        module.number = np.float32(power)
         module.more["seen"].add("x")
         module.more["seen"].clear()
         encoder.check()
     assert encoder.executor.store.losses == 1
+
+
+def test_a_change_that_the_capture_of_another_budget_finds_is_followed():
+    encoder = vg.GraphedEncoder(Scaling(), [64, 128], vg.BufferSpec("x", vg.Lengths("lengths")), backend="tape")
+    encoder(rows_for([6]), lengths=[6])
+    encoder.executor.store.guard.find_change_sampled = lambda: None  # not in the sample of this call
+    encoder.module.scale = 3.0
+    rows = rows_for([100])
+    assert distance(encoder(rows, lengths=[100]), encoder.eager(rows, lengths=[100])) < 1e-6
+    assert encoder.stats.replays.total() == 2
+
+
+class Counting(nn.Module):
+    """Keeps something of calls of many rows, which are larger than all budgets."""
+
+    def __init__(self, keep):
+        super().__init__()
+        self.norm, self.count, self.log, self.lengths = nn.LayerNorm(8), 0, [], {}
+        self.keep = keep
+
+    def forward(self, x):
+        if len(x) > 64:
+            self.keep(self, len(x))
+        return self.norm(x)
+
+
+KEEPS = {
+    "a counter": lambda m, rows: setattr(m, "count", m.count + 1),
+    "a log": lambda m, rows: m.log.append(rows),
+    "a table": lambda m, rows: m.lengths.setdefault(rows, rows),
+}
+
+
+@pytest.mark.parametrize("keep", KEEPS.values(), ids=KEEPS.keys())
+def test_what_calls_larger_than_all_budgets_keep_ends_no_graphs(keep):
+    spec = vg.BufferSpec("x", vg.Lengths("lengths"))
+    encoder = vg.GraphedEncoder(Counting(keep), [64], spec, backend="tape")
+    for rows in (6, 100, 9, 130, 6, 150, 12):
+        encoder(rows_for([rows]), lengths=[rows])
+    assert encoder.executor.store.losses == 0
+    assert encoder.stats.replays.total() == 4
+
+
+def test_a_table_for_each_shape_ends_no_graphs():
+    class Tables(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear, self.tables = nn.Linear(3, 8), {}
+
+        def forward(self, x):
+            size = x.shape[-2]
+            if size not in self.tables:
+                self.tables[size] = torch.arange(size, dtype=x.dtype)[:, None], size
+            return self.linear(x) + self.tables[size][0]
+
+    module = Tables().eval()
+    own = copy.deepcopy(module)
+    vg.wrap(module, backend="tape")
+    with torch.no_grad():
+        for size in (4, 6, 9, 4, 5, 7, 8, 9, 4):
+            x = torch.randn(2, size, 3)
+            torch.testing.assert_close(module(x), own(x))
+    (encoder,) = vg.encoders(module).values()
+    assert encoder.executor.store.losses == 0
+    assert not encoder.disabled
+
+
+class Lying(list):
+    def __len__(self):
+        raise RuntimeError("nobody may ask for the size")
+
+    def __iter__(self):
+        return iter(range(100))
+
+    __bool__ = __len__
+
+
+class Text(str):
+    def __eq__(self, other):
+        raise RuntimeError("nobody may compare this")
+
+    __hash__ = str.__hash__
+
+
+def test_containers_of_odd_classes_raise_nothing():
+    encoder, rows = scaling_encoder(), rows_for([6])
+    encoder.module.odd, encoder.module.keyed = Lying([1, 2]), {Text("forward"): 1}
+    encoder.release()
+    for _ in range(3):
+        encoder(rows, lengths=[6])
+    encoder.check()
+    assert not encoder.stats.eager
 
 
 def test_a_number_that_changes_with_each_call_leaves_them_eager():

@@ -170,13 +170,10 @@ class GraphStore:
         if (why := self.forward.verdict.changed_outside) is not None:
             raise CaptureError(f"{why}; encoder.release() tries again, once the module is as it should be")
         key = static_args, self.mode.adapters()
-        if self.forward.changed:
+        if self.forward.changed or self.forward.grown:
             self._handle_own_changes()
         if self.guard is not None and (change := self.guard.find_change_sampled()):
-            if change.of_attribute and not self._recapture:
-                self._release_for(f"{change.what} (if the forward does not read it, begin its name with an underscore)")
-            else:
-                self._handle(change)
+            self._follow(change)
         graphs, costs = self._sets.get(key), self.budgets.costs
         if graphs is None:
             return Usable(None, costs.without(costs.replays) if self.lazy else costs, False)
@@ -187,12 +184,20 @@ class GraphStore:
 
         A few times; then calls stay eager.
         """
-        changed = set(self.forward.changed)
+        changed, grown = set(self.forward.changed), set(self.forward.grown)
         self.forward.changed.difference_update(changed)  # others may come meanwhile
-        found = next(filter(None, [graphs.compare_again(changed) for graphs in self.sets]), None)
+        self.forward.grown.difference_update(grown)
+        found = next(filter(None, [graphs.compare_again(changed, grown) for graphs in self.sets]), None)
         if found is None:
             return
         self._release_for(f"{found!r} changed in a run of the module itself")
+
+    def _follow(self, change: Change) -> None:
+        """Release all graphs for a change that a call has found, or raise."""
+        if change.of_attribute and not self._recapture:
+            self._release_for(f"{change.what} (if the forward does not read it, begin its name with an underscore)")
+        else:
+            self._handle(change)
 
     def _release_for(self, change: str) -> None:
         """Release all graphs, a few times; then calls stay eager."""
@@ -234,7 +239,9 @@ class GraphStore:
         """
         self.check_free()
         key = self.key(self.forward.spec.key(inputs.static_args, inputs.row_shape))
-        self.check_memory()
+        self._handle_own_changes()
+        if self.guard is not None and (change := self.guard.find_change()):
+            self._follow(change)
         graphs, enabled = self._sets.get(key), self.budgets.enabled
         if graphs is None and not enabled:
             raise CaptureError(
@@ -571,6 +578,7 @@ class GraphStore:
         self.arenas = {}
         self.guard = self._allowance = self.forward.kept = None
         self.forward.changed.clear()
+        self.forward.grown.clear()
         self.mode.forget_settings()
 
     def poison(self) -> None:

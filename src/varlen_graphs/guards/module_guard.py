@@ -1,40 +1,24 @@
 """Detection of changes to a module, and to memory, that invalidate captured graphs."""
 
-import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from enum import Enum
-from functools import partial
-from inspect import getattr_static
+from collections.abc import Set as AbstractSet
 from itertools import cycle
-from types import BuiltinFunctionType, CellType, FunctionType, MethodType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from varlen_graphs.guards.adapters import ADAPTERS, is_adapted
-from varlen_graphs.guards.slots import CONTAINERS, Change, Constants, Slot, SlotGroup
+from varlen_graphs.guards.held_entries import HeldEntries
+from varlen_graphs.guards.slots import Change, Slot, SlotGroup
 from varlen_graphs.shadows.shadow import REGISTRIES, address_of, describe, held_by
-from varlen_graphs.shadows.snapshot import ATOMS, Changed, Place, Snapshot, entries_of
+from varlen_graphs.shadows.snapshot import Place, Snapshot
 from varlen_graphs.torch_dispatch.sharded import local_tensor
 
 CALLS = 64
 """A change of a single tensor is found within this many calls."""
 
-CONSTANTS = (
-    bool, int, float, complex, str, bytes, tuple, frozenset, range, Enum, torch.dtype, torch.device, type, FunctionType,
-    BuiltinFunctionType, MethodType, partial,
-)  # fmt: skip
-"""Values that a forward may read as Python, which no replay runs, and that change only where another one is set."""
-
-ELSEWHERE = ("training", "forward", "gradient_checkpointing")
-"""Attributes that are checked otherwise, and one without effect outside of training."""
-
-PART_CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
+CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 """Modules to which submodules are added while they are in use, as adapters are."""
-
-PRIVATE = re.compile(r"(^|\.)_")
-"""In paths of attributes whose values are not compared."""
 
 SAMPLE = 8
 """Each call compares at least this many tensors and submodules."""
@@ -66,7 +50,7 @@ class ModuleGuard:
         read: Iterable[Tensor],
         own: Collection[int] = (),
         snapshot: Snapshot | None = None,
-        moving: Collection[str] = (),
+        moving: AbstractSet[str] = frozenset(),
     ) -> None:
         read, self._own = [*read], {*own}
         addresses = self._addresses = {*map(address_of, read)} - {0, *own}
@@ -113,22 +97,10 @@ class ModuleGuard:
             for prefix, owner in owners
             for registry in REGISTRIES
         ]
-        self._containers = [vars(owner) for _, owner in owners if isinstance(owner, PART_CONTAINERS)]
-        self._snapshot, self._moving = snapshot or Snapshot(), moving
+        self._containers = [vars(owner) for _, owner in owners if isinstance(owner, CONTAINERS)]
+        self._moving = moving
         self._forms = [(path, owner, type(owner), _forward_override(owner)) for path, owner in named.items()]
-        self._attributes = {id(vars(owner)): owner for owner in named.values()}
-        holders = [*self._snapshot.held()]
-        # What functions hold may be read on the host at each call, as by those beside the module; and calls compare
-        # what adapters have set.
-        code = {path for path, own, _ in holders if type(own) is CellType}
-        adapters = {_join(path, name) for path, part in named.items() if is_adapted(part) for name in ADAPTERS}
-        self._unwatched = {*beside, *code, *moving, *adapters}
-        self._holders = [
-            (path, own, has_attributes)
-            for path, own, has_attributes in holders
-            if isinstance(own, CONTAINERS) and (path not in named or own is named[path].__dict__)
-            if not PRIVATE.search(path) and self._unwatched.isdisjoint(_prefixes(path))
-        ]
+        self._held = HeldEntries(named, beside, snapshot or Snapshot(), moving)
         slots.sort(key=lambda slot: not isinstance(slot.value, nn.Parameter))  # so that each sample gets some
         self._was_changed = False
         self._slots = slots
@@ -143,30 +115,20 @@ class ModuleGuard:
         """Prepare comparisons in the registries of now."""
         # A replay of the tape over freed memory would end the process, so there each sample is all.
         on_host = not any(memory.is_cuda for memory in self._memory)
-        count = 1 if on_host else _odd_prime(min(CALLS, -(-len(self._slots) // SAMPLE)))
+        entries = self._held.chunks()
+        count = 1 if on_host else _odd_prime(min(CALLS, -(-max(len(self._slots), len(entries)) // SAMPLE)))
         self._all = SlotGroup(self._slots)
         registries = [(owner, name) for _, owner, name, _ in self._names]
         # No event tells of these: `insert` makes the registry of a container longer, `pop` makes another one.
         contents = [(own, "_modules") for own in self._containers]
-        constants = self._constants()
         self._samples = cycle(
             [
                 SlotGroup(
-                    [*self._always, *self._slots[at::count]], [*contents, *registries[at::count]], constants[at::count]
+                    [*self._always, *self._slots[at::count]], [*contents, *registries[at::count]], entries[at::count]
                 )
                 for at in range(count)
             ]
         )
-
-    def _constants(self) -> list[Constants]:
-        """Return what the module and its parts hold, with the keys of constants, and the forward of each part."""
-        found: dict[int, Constants] = {id(vars(part)): (vars(part), ["forward"]) for _, part, _, _ in self._forms}
-        for path, own, has_attributes in self._holders:
-            _, keys = found.setdefault(id(own), (own, []))
-            if not isinstance(own, set):  # of which only the size is compared
-                of_constants = [key for key, value in entries_of(own).items() if _is_constant(key, value)]
-                keys += [key for key in of_constants if not has_attributes or _join(path, key) not in self._unwatched]
-        return [*found.values()]
 
     def find_change(self) -> Change | None:
         """Compare everything, and describe the first change, if any."""
@@ -203,24 +165,13 @@ class ModuleGuard:
                 yield f"the class of {what} changed from {kind.__name__} to {type(part).__name__}"
             if _forward_override(part) != forward:
                 yield f"the forward of {what} was replaced"
-        watched = {id(own): has_attributes for _, own, has_attributes in self._holders}
-        for change in self._snapshot.changes():
-            if id(change.own) in watched and change.place not in self._unwatched:
-                before, now = self._before(change), change.now
-                added = before is None and not watched[id(change.own)]  # to a list or dict
-                if _is_constant(change.key, now if added else before):
-                    yield f"{change.path!r} changed from {_told(before)} to {_told(now)}"
-
-    def _before(self, change: Changed) -> Any:
-        """Return what an entry was; for an attribute that a part did not have, what its class has."""
-        part = self._attributes.get(id(change.own))
-        return getattr_static(type(part), change.key, None) if change.before is None and part else change.before
+        yield from self._held.changes()
 
     def find_change_sampled(self) -> Change | None:
         """Compare one sample, a different one at each call, and everything if the sample shows a change.
 
         Changes of all weights (moving, casting or loading the module), and containers that grow or shrink, are found at
-        once, a change of a single tensor, registration or constant within `CALLS` calls: comparing some hundred
+        once, a change of a single tensor, registration or entry within `CALLS` calls: comparing some hundred
         weights takes longer than the rest of a call. Tensors in lists and closures are compared by
         `find_change` only.
         What was changed once may change again, so then every call compares everything.
@@ -236,27 +187,6 @@ def _odd_prime(most: int) -> int:
     """
     odd = range(3, most + 1, 2)
     return max((one for one in odd if all(one % divisor for divisor in odd if divisor < one)), default=1)
-
-
-def _is_constant(key: Any, value: Any) -> bool:
-    """Return True for an entry that graphs have frozen and do not follow."""
-    named = isinstance(key, str)
-    return issubclass(type(value), CONSTANTS) and not (named and (key in ELSEWHERE or key.startswith("_")))
-
-
-def _told(value: Any) -> str:
-    """Return a value for messages: others than numbers and texts may raise where they are asked for theirs."""
-    return repr(value) if type(value) in ATOMS - {bytes} else f"a {type(value).__name__}"
-
-
-def _join(path: str, name: str) -> str:
-    """Return the path of an attribute of the part at a path."""
-    return f"{path}.{name}" if path else name
-
-
-def _prefixes(path: str) -> set[str]:
-    """Return the paths of what holds an object, and its own."""
-    return {path, *(path[: end.start()] for end in re.finditer(r"[.\[]", path))}
 
 
 def _forward_override(module: nn.Module) -> Any:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from varlen_graphs.shadows.snapshot import Place
+from varlen_graphs.shadows.snapshot import ABSENT, Place, alike
 from varlen_graphs.torch_dispatch.sharded import is_distributed_tensor, local_tensor
 
 _FORM = attrgetter("dtype", "shape")
@@ -48,11 +48,19 @@ class Slot(NamedTuple):
 Registry = tuple[Any, str]
 """The attributes of a module, and the name of a registry among them."""
 
-Constants = tuple[Any, list[Any]]
-"""A dict, such as the attributes of a module, a list, deque or set, and the keys whose values graphs have frozen."""
+Entries = tuple[Any, list[Any]]
+"""A dict, such as the attributes of a module, a list, deque, set or object with slots, and keys of entries of it."""
+
 
 CONTAINERS = (dict, list, deque, set)
-"""Those whose entries are compared, as `Constants`."""
+"""Those whose number of entries is compared."""
+
+GETTERS: dict[type, Callable[[Any, Any], Any]] = {
+    dict: dict.get,
+    list: list.__getitem__,
+    deque: deque.__getitem__,
+    set: set.__contains__,
+}
 
 
 class SlotGroup:
@@ -61,17 +69,15 @@ class SlotGroup:
     Args:
         slots: The slots.
         registries: Registries whose objects and sizes are compared, too.
-        constants: Containers whose number of entries is compared, and the entries with these keys.
+        entries: Entries that graphs have frozen, which are compared, and the number of all.
     """
 
-    def __init__(
-        self, slots: list[Slot], registries: Sequence[Registry] = (), constants: Sequence[Constants] = ()
-    ) -> None:
+    def __init__(self, slots: list[Slot], registries: Sequence[Registry] = (), entries: Sequence[Entries] = ()) -> None:
         self._slots = slots
-        self._containers = [own for own, _ in constants]
+        self._containers = [own for own, _ in entries if isinstance(own, CONTAINERS)]
         self._counts = [*map(len, self._containers)]
-        getters = [(_getter(own), keys) for own, keys in constants if keys]
-        self._frozen = [(get, keys, [*map(get, keys)]) for get, keys in getters]
+        getters = [(_getter(own), keys) for own, keys in entries if keys]
+        self._entries = [(get, keys, [*map(get, keys)]) for get, keys in getters]
         self._owners, self._registry_names = [own for own, _ in registries], [name for _, name in registries]
         self._whole = [own[name] for own, name in registries]
         self._sizes = [*map(len, self._whole)]
@@ -91,11 +97,11 @@ class SlotGroup:
     def unchanged(self) -> bool:
         """Return True if all slots hold the same objects, at the same addresses and in the same form.
 
-        And if the registries are the same objects, with as many entries, and constants are as they were.
+        And if the registries are the same objects, with as many entries, and other entries are as they were.
         """
         return (
             list(map(len, self._containers)) == self._counts
-            and self._has_frozen()
+            and self._has_entries()
             and all(map(is_, map(dict.get, self._owners, self._registry_names), self._whole))
             and list(map(len, self._whole)) == self._sizes
             and all(map(is_, map(dict.get, self._registries, self._names), self._values))
@@ -104,9 +110,12 @@ class SlotGroup:
             and list(map(self._stride, self._tensors)) == self._strides
         )
 
-    def _has_frozen(self) -> bool:
-        # By identity: objects may raise where they are compared.
-        return all(all(map(is_, map(get, keys), values)) for get, keys, values in self._frozen)
+    def _has_entries(self) -> bool:
+        for get, keys, values in self._entries:
+            now = [*map(get, keys)]
+            if not (all(map(is_, now, values)) or all(map(alike, now, values))):
+                return False
+        return True
 
     def changes(self) -> Iterator[Change]:
         """Describe each slot that changed, in shape or strides too."""
@@ -122,10 +131,18 @@ class SlotGroup:
 
 
 def _getter(own: Any) -> Callable[[Any], Any]:
-    """Return what gets an entry of a dict, list or deque, whatever a subclass makes of that."""
-    if isinstance(own, dict):
-        return partial(dict.get, own)
-    return partial(list.__getitem__ if isinstance(own, list) else deque.__getitem__, own)
+    """Return what gets an entry, whatever a subclass makes of that."""
+    for kind, get in GETTERS.items():
+        if isinstance(own, kind):
+            return partial(get, own)
+    return partial(_slot, own)
+
+
+def _slot(own: Any, name: str) -> Any:
+    try:
+        return object.__getattribute__(own, name)
+    except AttributeError:
+        return ABSENT
 
 
 def _local_address(tensor: Tensor) -> int:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from varlen_graphs.shadows.constants import DeviceConstants
-from varlen_graphs.shadows.snapshot import ABSENT, ATOMS, Changed, Place, Snapshot, slots_of
+from varlen_graphs.shadows.snapshot import ABSENT, ATOMS, Changed, Place, Snapshot, entries_of, slots_of
 from varlen_graphs.torch_dispatch.random_stream import RandomStream
 from varlen_graphs.torch_dispatch.sharded import local_tensor
 
@@ -219,10 +219,10 @@ class Shadow:
         self._kept.append(value)
         return own
 
-    def _record(self, path: str, value: Any, own: Any, has_attributes: bool = False) -> None:
+    def _record(self, path: str, value: Any, own: Any, kind: type | None = None) -> None:
         if self._compares:
-            self.snapshot.add(path, value, has_attributes)
-            self._own.add(path, own, has_attributes)
+            self.snapshot.add(path, value, kind)
+            self._own.add(path, own, kind)
 
     def _finish(self) -> None:
         while self._waiting:
@@ -336,19 +336,19 @@ class Shadow:
                     self._fill_registry(attributes, name, mine[name], start)
                 else:
                     mine[name] = self._copy(one, f"{start}{name}", Place({"": attributes}, "", name))
-            self._record(path, attributes, mine, has_attributes=True)
+            self._record(path, attributes, mine, type(value))
         if slots := dict(slots_of(value)):
             for name, one in slots.items():
                 object.__setattr__(own, name, self._copy(one, f"{start}{name}"))
             if not issubclass(type(value), _CONTAINERS):
-                self._record(path, value, own, has_attributes=True)
+                self._record(path, value, own, type(value))
 
     def _fill_registry(self, owner: dict[str, Any], registry: str, own: dict[str, Any], start: str) -> None:
         for name, one in list(owner[registry].items()):
             own[name] = self._copy(one, f"{start}{name}", Place(owner, registry, name))
             if isinstance(one, Tensor):
                 self._registered.add(id(one))
-        self._record(start[:-1], owner[registry], own, has_attributes=True)
+        self._record(start[:-1], owner[registry], own, nn.Module)
 
     def _copy_container(self, value: Any, path: str) -> Any:
         """Return a copy of a container with the attributes of one's own class; `ABSENT` if it cannot be copied."""
@@ -364,23 +364,24 @@ class Shadow:
             self._waiting.append(partial(self._fill_object, value, own, path))
         if isinstance(own, defaultdict):
             own.default_factory = self._copy(own.default_factory, path)
-        if not own:
+        entries = entries_of(own)  # a class of one's own may make up its size, or raise
+        if not entries:
             self._record(path, value, own)
-        elif len(own) <= MOST_ENTRIES:
+        elif len(entries) <= MOST_ENTRIES:
             self._waiting.append(partial(self._fill_container, value, own, path))
         return own
 
     def _fill_container(self, value: Any, own: Any, path: str) -> None:
         """Replace the entries of a container that was copied as it is."""
         if isinstance(own, dict):
-            for key, one in list(own.items()):
+            for key, one in entries_of(own).items():
                 if issubclass(type(key), nn.Module):
                     del own[key]
                     key = self._copy(key, path)
                 inside = f"{path}[{key!r}]" if type(key) in ATOMS else f"{path}[...]"
                 own[key] = self._copy(one, inside, Place({"": value}, "", key))
         elif isinstance(own, list | deque):
-            for at, one in enumerate(list(own)):
+            for at, one in entries_of(own).items():
                 own[at] = self._copy(one, f"{path}[{at}]")
         elif isinstance(own, set):
             parts = [one for one in own if issubclass(type(one), nn.Module)]

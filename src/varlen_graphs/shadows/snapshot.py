@@ -4,6 +4,8 @@ from array import array
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from functools import partial
+from numbers import Number
 from types import CellType, MethodType
 from typing import Any, NamedTuple
 
@@ -11,6 +13,9 @@ import torch
 from torch import Tensor
 
 ATOMS = frozenset({bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size})
+VALUES = (Number, str, bytes, frozenset, range, slice)
+"""What is alike where it is equal, whichever object it is."""
+
 ABSENT = object()
 
 
@@ -34,6 +39,8 @@ class Changed(NamedTuple):
         own: The tensor that was written, or the container, object or closure cell with another entry.
         key: Key of the entry.
         before: The entry, or the tensor of the original, as it was.
+        kind: The class whose attribute it is; `None` for an entry of a container.
+        added: True if there was no such entry.
     """
 
     path: str
@@ -41,6 +48,8 @@ class Changed(NamedTuple):
     own: Any
     key: Any
     before: Any
+    kind: type | None = None
+    added: bool = False
 
     @property
     def now(self) -> Any:
@@ -59,13 +68,13 @@ class Changed(NamedTuple):
             object.__setattr__(self.own, self.key, value)
 
 
-class _Holder(NamedTuple):
-    """A container, attributes of an object, an object with slots, or a closure cell, and its entries."""
+class Holder(NamedTuple):
+    """A container, attributes of an object of some kind, an object with slots, or a closure cell, and its entries."""
 
     path: str
     own: Any
     entries: dict[Any, Any]
-    has_attributes: bool
+    kind: type | None
 
     def is_same(self) -> bool:
         """Return True if a dict holds the same objects in the same order; False where that has to be looked at."""
@@ -80,19 +89,19 @@ class Snapshot:
     """Entries of containers, objects and closures as they were, to be compared with those of later."""
 
     def __init__(self) -> None:
-        self._holders: list[_Holder] = []
-        self._empty: list[_Holder] = []  # most are: a module has nine kinds of hooks
+        self._holders: list[Holder] = []
+        self._empty: list[Holder] = []  # most are: a module has nine kinds of hooks
 
-    def add(self, path: str, own: Any, has_attributes: bool = False) -> None:
+    def add(self, path: str, own: Any, kind: type | None = None) -> None:
         """Add the entries of now."""
         entries = entries_of(own)
         empty = not entries and type(own) in (dict, OrderedDict, list, set)
-        (self._empty if empty else self._holders).append(_Holder(path, own, entries, has_attributes))
+        (self._empty if empty else self._holders).append(Holder(path, own, entries, kind))
 
-    def held(self) -> Iterator[tuple[str, Any, bool]]:
-        """Yield the path of each container and object, itself, and whether its entries are attributes."""
-        for one in (*self._holders, *self._empty):
-            yield one.path, one.own, one.has_attributes
+    @property
+    def holders(self) -> list[Holder]:
+        """What holds the entries."""
+        return [*self._holders, *self._empty]
 
     def take(self, own: Any, entries: Mapping[Any, Any]) -> None:
         """Take these entries for those that a container or object had."""
@@ -100,21 +109,22 @@ class Snapshot:
             if holder.own is own:
                 holder.entries.update(entries)
 
-    def now(self) -> dict[tuple[int, Any], tuple[str, Any]]:
-        """Return the place and present value of each entry that is another one now, by what holds it, and its key."""
-        return {(id(one.own), one.key): (one.place, one.now) for one in self.changes()}
+    def now(self) -> dict[tuple[int, Any], tuple[Changed, Any]]:
+        """Return each entry that is another one now, and its value, by what holds it, and its key."""
+        return {(id(one.own), one.key): (one, one.now) for one in self.changes()}
 
     def changes(self) -> Iterator[Changed]:
         """Yield each entry that is another one now."""
         holders = [one for one in self._holders if not one.is_same()]
         if any(map(len, [one.own for one in self._empty])):
             holders += [one for one in self._empty if one.own]
-        for path, own, before, has_attributes in holders:
+        for path, own, before, kind in holders:
             now, start = entries_of(own), f"{path}." if path else ""
             for key in now.keys() | before.keys():
                 if not alike(now.get(key, ABSENT), before.get(key, ABSENT)):
-                    name = (f"{start}{key}" if key else path) if isinstance(key, str) else f"{path}[{key!r}]"
-                    yield Changed(name, name if has_attributes else path, own, key, before.get(key))
+                    name = (f"{start}{key}" if key else path) if type(key) is str else f"{path}[{told(key)}]"
+                    place = path if kind is None else name
+                    yield Changed(name, place, own, key, before.get(key), kind, key not in before)
 
 
 def slots_of(value: Any) -> Iterator[tuple[str, Any]]:
@@ -127,9 +137,9 @@ def slots_of(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def entries_of(own: Any) -> dict[Any, Any]:
-    """Return what a container, object or cell of a shadow holds now, by key or index."""
+    """Return what a container, object or cell holds now, by key or index, whatever subclasses make of that."""
     if isinstance(own, dict):
-        return dict(own)
+        return dict(dict.items(own))
     if type(own) is CellType:
         with suppress(ValueError):  # empty
             return {"": own.cell_contents}
@@ -137,19 +147,40 @@ def entries_of(own: Any) -> dict[Any, Any]:
     if isinstance(own, Tensor):
         return {"": own.numpy().tobytes()}
     if isinstance(own, set):
-        return dict.fromkeys(own)
-    return dict(enumerate(own)) if isinstance(own, list | deque | array | bytearray) else dict(slots_of(own))
+        return dict.fromkeys(set.__iter__(own), True)
+    kinds: tuple[Any, ...] = (list, deque, array, bytearray)
+    for kind in kinds:
+        if isinstance(own, kind):
+            return dict(enumerate(kind.__iter__(own)))
+    return dict(slots_of(own))
 
 
 def alike(one: Any, other: Any) -> bool:
-    """Return True if values are the same object, equal numbers or texts, tuples of such, or one method of an object."""
+    """Return True if values are the same object, equal numbers, texts or ranges, tuples of such, or one method."""
     if one is other:
         return True
     kind = type(one)
     if kind is not type(other):
         return False
-    if kind is tuple:
-        return len(one) == len(other) and all(map(alike, one, other))
+    if issubclass(kind, tuple) and kind not in ATOMS:
+        return tuple.__len__(one) == tuple.__len__(other) and all(
+            map(alike, tuple.__iter__(one), tuple.__iter__(other))
+        )
     if kind is MethodType:
         return one.__self__ is other.__self__ and one.__func__ is other.__func__
-    return kind in ATOMS and bool(one == other or (one != one and other != other))
+    if kind is partial:
+        keys = one.keywords.keys() == other.keywords.keys()
+        return keys and alike(
+            (one.func, *one.args, *one.keywords.values()), (other.func, *other.args, *other.keywords.values())
+        )
+    if kind not in ATOMS and not issubclass(kind, VALUES):
+        return False
+    try:
+        return bool(one == other or (one != one and other != other))
+    except Exception:  # of a class of one's own
+        return False
+
+
+def told(value: Any) -> str:
+    """Return a value for messages: others than numbers and texts may raise where they are asked for theirs."""
+    return repr(value) if type(value) in ATOMS - {bytes} else f"a {type(value).__name__}"
