@@ -692,30 +692,6 @@ def test_what_calls_larger_than_all_budgets_keep_ends_no_graphs(keep):
     assert encoder.stats.replays.total() == 4
 
 
-def test_a_table_for_each_shape_ends_no_graphs():
-    class Tables(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.linear, self.tables = nn.Linear(3, 8), {}
-
-        def forward(self, x):
-            size = x.shape[-2]
-            if size not in self.tables:
-                self.tables[size] = torch.arange(size, dtype=x.dtype)[:, None], size
-            return self.linear(x) + self.tables[size][0]
-
-    module = Tables().eval()
-    own = copy.deepcopy(module)
-    vg.wrap(module, backend="tape")
-    with torch.no_grad():
-        for size in (4, 6, 9, 4, 5, 7, 8, 9, 4):
-            x = torch.randn(2, size, 3)
-            torch.testing.assert_close(module(x), own(x))
-    (encoder,) = vg.encoders(module).values()
-    assert encoder.executor.store.losses == 0
-    assert not encoder.disabled
-
-
 class Lying(list):
     def __len__(self):
         raise RuntimeError("nobody may ask for the size")

@@ -95,7 +95,6 @@ class Forward:
         random: The random numbers of runs of a shadow; `None` for the module itself.
         kept: What the module keeps, while graphs depend on it; its own runs are compared with that.
         changed: Places of what the module itself has changed in its runs since; the store empties it.
-        grown: Places of dicts to which it has added entries, as caches by shape; likewise.
         check_claim: Called with a call and the module's own output before that answers in place of the function, once
             for each set of static arguments; raises if the function computes something else. `None` lets it answer.
     """
@@ -118,7 +117,6 @@ class Forward:
         self.verdict = Verdict()
         self.kept: Snapshot | None = None
         self.changed: set[str] = set()
-        self.grown: set[str] = set()
         self.check_claim: Callable[[Call, Any], None] | None = None
         self._buffers = spec.buffers
         self.compiled = CompiledForward(self._run) if compile else None
@@ -212,10 +210,9 @@ class Forward:
             return run()
         finally:
             now = before if self.kept is None else kept.now()  # another thread may have released all graphs
-            for one, (change, value) in (before | now).items():
+            for one, (place, value) in (before | now).items():
                 if one not in before or one not in now or not alike(before[one][1], value):
-                    grows = change.added and one in now and isinstance(change.own, dict) and change.kind is None
-                    (self.grown if grows else self.changed).add(change.place)
+                    self.changed.add(place)
 
     @property
     def is_running(self) -> bool:

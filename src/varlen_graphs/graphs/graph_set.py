@@ -162,18 +162,16 @@ class GraphSet:
         """Hold the memory that the graphs of these budgets read for as long as one of them is there."""
         self._memory.update(dict.fromkeys((budget for budget in budgets if budget in self), memory))
 
-    def compare_again(self, changed: Collection[str], grown: Collection[str]) -> str | None:
+    def compare_again(self, changed: Collection[str]) -> str | None:
         """Compare the next call of each graph once more where the module itself has changed what it keeps.
 
         Args:
             changed: Places of what it has changed.
-            grown: Places of dicts to which it has added entries, beside those that were there.
 
         Returns:
             A place that no run for captures has changed, if there is one: what graphs hold is as if it were as before.
         """
-        self.moving |= {*grown}
-        if not self._changed.issuperset(known := self.moving.intersection({*changed, *grown})):
+        if not self._changed.issuperset(known := self.moving.intersection(changed)):
             self._changed |= known
             self.compared.clear()
             self.split_compared = False

@@ -170,7 +170,7 @@ class GraphStore:
         if (why := self.forward.verdict.changed_outside) is not None:
             raise CaptureError(f"{why}; encoder.release() tries again, once the module is as it should be")
         key = static_args, self.mode.adapters()
-        if self.forward.changed or self.forward.grown:
+        if self.forward.changed:
             self._handle_own_changes()
         if self.guard is not None and (change := self.guard.find_change_sampled()):
             self._follow(change)
@@ -184,10 +184,9 @@ class GraphStore:
 
         A few times; then calls stay eager.
         """
-        changed, grown = set(self.forward.changed), set(self.forward.grown)
+        changed = set(self.forward.changed)
         self.forward.changed.difference_update(changed)  # others may come meanwhile
-        self.forward.grown.difference_update(grown)
-        found = next(filter(None, [graphs.compare_again(changed, grown) for graphs in self.sets]), None)
+        found = next(filter(None, [graphs.compare_again(changed) for graphs in self.sets]), None)
         if found is None:
             return
         self._release_for(f"{found!r} changed in a run of the module itself")
@@ -578,7 +577,6 @@ class GraphStore:
         self.arenas = {}
         self.guard = self._allowance = self.forward.kept = None
         self.forward.changed.clear()
-        self.forward.grown.clear()
         self.mode.forget_settings()
 
     def poison(self) -> None:

@@ -109,9 +109,9 @@ class Snapshot:
             if holder.own is own:
                 holder.entries.update(entries)
 
-    def now(self) -> dict[tuple[int, Any], tuple[Changed, Any]]:
-        """Return each entry that is another one now, and its value, by what holds it, and its key."""
-        return {(id(one.own), one.key): (one, one.now) for one in self.changes()}
+    def now(self) -> dict[tuple[int, Any], tuple[str, Any]]:
+        """Return the place and present value of each entry that is another one now, by what holds it, and its key."""
+        return {(id(one.own), one.key): (one.place, one.now) for one in self.changes()}
 
     def changes(self) -> Iterator[Changed]:
         """Yield each entry that is another one now."""
