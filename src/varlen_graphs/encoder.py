@@ -247,13 +247,13 @@ class GraphedEncoder(nn.Module):
     def check(self) -> None:
         """Wait for all calls, and raise what was wrong with layouts that only the GPU has seen.
 
-        Checks all memory that graphs read, and the numbers, texts and forwards of the module, of which a call checks a
+        Checks all memory that graphs read, and what the module and its parts hold otherwise, of which a call checks a
         part.
 
         Raises:
             LayoutError: The items of a call were impossible, did not match its rows, or broke a promise.
-            StaleGraphError: Memory that graphs read was moved or changed its dtype since the capture, or a number, a
-                text, the forward or the class of a part of the module is another one. With
+            StaleGraphError: Memory that graphs read was moved or changed its dtype since the capture, or the module
+                holds something else, or a part has another forward or class. With
                 `Capture(on_change="recapture")` the graphs are released instead, and the next call recaptures.
         """
         self.pool.synchronize()

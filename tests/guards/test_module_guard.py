@@ -652,13 +652,20 @@ def test_equal_constants_that_are_set_anew_end_no_graphs():
 
 
 def test_a_change_that_the_capture_of_another_budget_finds_is_followed():
-    encoder = vg.GraphedEncoder(Scaling(), [64, 128], vg.BufferSpec("x", vg.Lengths("lengths")), backend="tape")
+    budgets = [32, 64, 96, 128, 160, 192, 224, 256]
+    encoder = vg.GraphedEncoder(Scaling(), budgets, vg.BufferSpec("x", vg.Lengths("lengths")), backend="tape")
     encoder(rows_for([6]), lengths=[6])
-    encoder.executor.store.guard.find_change_sampled = lambda: None  # not in the sample of this call
-    encoder.module.scale = 3.0
-    rows = rows_for([100])
-    assert distance(encoder(rows, lengths=[100]), encoder.eager(rows, lengths=[100])) < 1e-6
-    assert encoder.stats.replays.total() == 2
+    store = encoder.executor.store
+    for losses, length in enumerate((60, 90, 120, 150, 180), 1):
+        store.guard.find_change_sampled = lambda: None  # not in the sample of this call
+        encoder.module.scale += 1.0
+        rows = rows_for([length])
+        assert distance(encoder(rows, lengths=[length]), encoder.eager(rows, lengths=[length])) < 1e-6
+        assert store.losses == min(losses, 4)
+        if store.guard is None:
+            break
+    assert "again and again" in next(iter(encoder.disabled.values()))
+    assert encoder.stats.replays.total() == 4
 
 
 class Counting(nn.Module):

@@ -162,7 +162,7 @@ class GraphStore:
 
         Raises:
             StaleGraphError: Memory that graphs read has changed, with `on_change="error"`. Each call checks a part. For
-                a number, text or forward of the module that has changed, graphs are released instead.
+                another change of what the module holds, or of a forward, graphs are released instead.
             CaptureError: Captures have changed what the module keeps outside of itself.
         """
         if self.staged:
@@ -242,6 +242,8 @@ class GraphStore:
         if self.guard is not None and (change := self.guard.find_change()):
             self._follow(change)
         graphs, enabled = self._sets.get(key), self.budgets.enabled
+        if not enabled and requested is not None:
+            return  # the module changes again and again: the calls that requested graphs stay eager
         if graphs is None and not enabled:
             raise CaptureError(
                 f"nothing to capture: {self.budgets.describe()}; encoder.release() enables all budgets again"

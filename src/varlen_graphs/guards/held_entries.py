@@ -1,4 +1,4 @@
-"""What a module holds beside tensors and registered parts: its forward may read it, and no replay does."""
+"""Comparison of what a module holds beside tensors: its forward may read that, and no replay does."""
 
 import re
 from array import array
@@ -18,7 +18,7 @@ ELSEWHERE = ("training", "forward", "gradient_checkpointing", "grad_checkpointin
 """Attributes of parts that are checked otherwise, and some without effect outside of training."""
 
 PRIVATE = re.compile(r"(^|\.)_")
-"""In paths of what is not compared, from the part that holds it."""
+"""Matches the path from a part to what is not compared."""
 
 CHUNK = 64
 """Number of entries of a container that one sample compares."""
@@ -29,8 +29,8 @@ SIZES = [kind.__len__ for kind in CONTAINERS]
 class HeldEntries:
     """Entries of attributes, lists, dicts, sets and objects of a module, to be compared with those at capture.
 
-    All count but tensors, which are compared by their memory, attributes that were `None`, as caches begin, and what
-    names that begin with an underscore lead to from a part.
+    All but tensors, which are compared by their memory, attributes that were `None`, as caches begin, and what names
+    that begin with an underscore lead to from a part.
 
     Args:
         named: The parts of the module by path.
@@ -45,9 +45,9 @@ class HeldEntries:
         self._parts = {id(vars(part)): vars(part) for part in named.values()}
         self._snapshot, self._moving = snapshot, moving
         holders = snapshot.holders
-        # What functions hold may be read on the host at each call; what adapters have set is part of the key of graphs.
+        # Code may read on the host, at each call, what it holds; adapters are part of the key of graphs.
         code = {one.path for one in holders if type(one.own) is CellType}
-        adapters = {join(path, name) for path, part in named.items() if is_adapted(part) for name in ADAPTERS}
+        adapters = {_join(path, name) for path, part in named.items() if is_adapted(part) for name in ADAPTERS}
         aside = {*beside, *code, *adapters}
         self._holders = {
             id(one.own): one
@@ -64,7 +64,7 @@ class HeldEntries:
             is_array = isinstance(holder.own, Tensor | array | bytearray)
             if not is_array and self._moving.isdisjoint(_prefixes(holder.path)):
                 _, keys = found.setdefault(at, (holder.own, []))
-                keys += [key for key, value in entries_of(holder.own).items() if self._counts(holder, key, value)]
+                keys += [key for key, value in entries_of(holder.own).items() if self._compares(holder, key, value)]
                 more += [(holder.own, keys[start : start + CHUNK]) for start in range(CHUNK, len(keys), CHUNK)]
                 del keys[CHUNK:]
         return [*found.values(), *more]
@@ -75,16 +75,16 @@ class HeldEntries:
             holder = self._holders.get(id(change.own))
             if holder is not None and self._moving.isdisjoint(_prefixes(change.place)):
                 before = self._before(change)
-                if before is not ABSENT and self._counts(holder, change.key, before):
+                if before is not ABSENT and self._compares(holder, change.key, before):
                     yield f"{change.path!r} changed from {told(before)} to {told(change.now)}"
 
-    def _counts(self, holder: Holder, key: Any, value: Any) -> bool:
+    def _compares(self, holder: Holder, key: Any, value: Any) -> bool:
         if issubclass(type(value), Tensor) or (type(key) is str and key.startswith("_")):
             return False
         if holder.kind is None:  # where `None` is what an entry that is added was
             return True
         of_part = id(holder.own) in self._parts
-        return value is not None and not (of_part and key in ELSEWHERE) and join(holder.path, key) not in self._moving
+        return value is not None and not (of_part and key in ELSEWHERE) and _join(holder.path, key) not in self._moving
 
     @staticmethod
     def _before(change: Changed) -> Any:
@@ -94,7 +94,7 @@ class HeldEntries:
         return change.before
 
 
-def join(path: str, name: str) -> str:
+def _join(path: str, name: str) -> str:
     """Return the path of an attribute of the part at a path."""
     return f"{path}.{name}" if path else name
 

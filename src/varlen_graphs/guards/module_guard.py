@@ -171,10 +171,9 @@ class ModuleGuard:
         """Compare one sample, a different one at each call, and everything if the sample shows a change.
 
         Changes of all weights (moving, casting or loading the module), and containers that grow or shrink, are found at
-        once, a change of a single tensor, registration or entry within `CALLS` calls: comparing some hundred
-        weights takes longer than the rest of a call. Tensors in lists and closures are compared by
-        `find_change` only.
-        What was changed once may change again, so then every call compares everything.
+        once, a change of a single tensor, registration or entry within `CALLS` calls: comparing some hundred weights
+        takes longer than the rest of a call. Tensors in lists and closures are compared by `find_change` only. What was
+        changed once may change again, so then every call compares everything.
         """
         sample = next(self._samples)
         return self.find_change() if self._was_changed or not sample.unchanged() else None

@@ -22,7 +22,7 @@ class Change(NamedTuple):
         what: What changed, for messages.
         of_cache: True if the module makes that itself: a tensor that a state dict leaves out, or what its runs add.
         path: Path of what changed, if that is one.
-        of_attribute: True if no memory changed, but a constant, a forward or a part, which no graph reads again.
+        of_attribute: True if no memory changed, but something else that the module holds, which no graph reads again.
     """
 
     what: str
@@ -52,15 +52,15 @@ Entries = tuple[Any, list[Any]]
 """A dict, such as the attributes of a module, a list, deque, set or object with slots, and keys of entries of it."""
 
 
-CONTAINERS = (dict, list, deque, set)
-"""Those whose number of entries is compared."""
-
 GETTERS: dict[type, Callable[[Any, Any], Any]] = {
     dict: dict.get,
     list: list.__getitem__,
     deque: deque.__getitem__,
     set: set.__contains__,
 }
+
+CONTAINERS = (dict, list, deque, set)
+"""Classes of which the number of entries is compared, too."""
 
 
 class SlotGroup:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 ATOMS = frozenset({bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size})
 VALUES = (Number, str, bytes, frozenset, range, slice)
-"""What is alike where it is equal, whichever object it is."""
+"""Classes whose objects are alike if they are equal."""
 
 ABSENT = object()
 
@@ -100,7 +100,7 @@ class Snapshot:
 
     @property
     def holders(self) -> list[Holder]:
-        """What holds the entries."""
+        """Containers, objects and cells, with their entries."""
         return [*self._holders, *self._empty]
 
     def take(self, own: Any, entries: Mapping[Any, Any]) -> None:
