@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from torch import nn
 
 import varlen_graphs as vg
 from varlen_graphs.errors import SpecError
@@ -277,6 +278,30 @@ def test_special_layers_are_called(folders, kind):
     for _ in range(2):
         assert distance(graphed.visual(rows, grid), plain.visual(rows, grid)) < TOLERANCE
     assert replays(graphed) == 2
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "transformers"])
+def test_the_engine_may_change_its_configuration_which_layers_hold(folders, kind):
+    if kind == "transformers":
+        config = engine_config(folders["qwen3_vl"], TAPE, model_impl="transformers")
+    else:
+        config = engine_config(folders[kind], TAPE)
+    model = graphed_in(config)
+    rows, grid = rows_of(model, GRIDS[0]), GRIDS[0]
+    encoder = encoder_of(model)
+
+    def call():
+        if kind != "transformers":
+            return model.visual(rows, grid)
+        return encoder(rows, torch.tensor(grid)).pooler_output
+
+    expected, captured = call(), len(encoder.executor.store)
+    config.cache_config.num_gpu_blocks = 28_615
+    config.compilation_config.static_forward_context["more"] = nn.Linear(8, 8)
+    assert config.observability_config.show_hidden_metrics is False  # a property that is cached
+    encoder.check()
+    assert torch.equal(call(), expected)
+    assert captured == len(encoder.executor.store) == len(BUDGETS)  # released graphs come back one by one
 
 
 class Doubling(UnquantizedLinearMethod):

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from varlen_graphs.guards.held_entries import HeldEntries
 from varlen_graphs.guards.slots import Change, Slot, SlotGroup
+from varlen_graphs.guards.surroundings import leading_to
 from varlen_graphs.shadows.shadow import REGISTRIES, address_of, describe, held_by
 from varlen_graphs.shadows.snapshot import Place, Snapshot
 from varlen_graphs.torch_dispatch.sharded import local_tensor
@@ -56,11 +57,9 @@ class ModuleGuard:
         addresses = self._addresses = {*map(address_of, read)} - {0, *own}
         self._module, self._beside = module, beside
         held, named = held_by(module, beside), dict(module.named_modules())
-        found = {id(part): (path, part) for path, part in named.items()} | {
-            id(one.value): (one.path, one.value)
-            for one in held
-            if one.path not in named and isinstance(one.value, nn.Module) and _reads(one.value, addresses)
-        }
+        outside_parts = [one for one in held if one.path not in named and isinstance(one.value, nn.Module)]
+        used = [one for one in outside_parts if _reads(one.value, addresses) and not _contains(one.value, module)]
+        found = {id(part): (path, part) for path, part in named.items()} | {id(one.value): one[:2] for one in used}
         owners = [
             (f"{path}." if path else "", owner)
             for path, owner in found.values()
@@ -100,7 +99,10 @@ class ModuleGuard:
         self._containers = [vars(owner) for _, owner in owners if isinstance(owner, CONTAINERS)]
         self._moving = moving
         self._forms = [(path, owner, type(owner), _forward_override(owner)) for path, owner in named.items()]
-        self._held = HeldEntries(named, beside, snapshot or Snapshot(), moving)
+        snapshot, parts_of_used = snapshot or Snapshot(), {id(part) for one in used for part in one.value.modules()}
+        unused = [one.value for one in outside_parts if id(one.value) not in parts_of_used and _has_weights(one.value)]
+        around = leading_to(unused, named, snapshot) - leading_to([one.value for one in used], named, snapshot)
+        self._held = HeldEntries(named, {*beside, *around}, snapshot, moving)
         slots.sort(key=lambda slot: not isinstance(slot.value, nn.Parameter))  # so that each sample gets some
         self._was_changed = False
         self._slots = slots
@@ -206,6 +208,14 @@ def _is_cache(slot: Slot) -> bool:
 def _reads(part: nn.Module, addresses: Collection[int]) -> bool:
     """Return True if graphs read a weight of a module."""
     return any(address_of(tensor) in addresses for tensor in (*part.parameters(), *part.buffers()))
+
+
+def _contains(part: nn.Module, module: nn.Module) -> bool:
+    return any(one is module for one in part.modules())
+
+
+def _has_weights(part: nn.Module) -> bool:
+    return any(True for _ in (*part.parameters(), *part.buffers()))
 
 
 def _key(place: Place) -> tuple[int, str, Any]:

@@ -9,7 +9,9 @@ import os
 import sys
 from pathlib import Path
 
-os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # the model is looked at in this process
+os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # one process fewer to start
+os.environ.setdefault("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")  # of the functions that look at the model of a worker
+os.environ.setdefault("VLLM_ALLREDUCE_USE_SYMM_MEM", "0")  # needs multicast between GPUs
 
 import numpy as np
 import torch
@@ -84,26 +86,40 @@ def reload(llm):
     llm.llm_engine.reset_encoder_cache()
 
 
+def record(model):
+    """Keep what the model embeds."""
+    embed, model.embedded = model.embed_multimodal, []
+
+    def recorded(**arguments):
+        made = embed(**arguments)
+        model.embedded.extend(one.float().cpu() for one in made)
+        return made
+
+    model.embed_multimodal = recorded
+
+
+def embedded_by(model):
+    """Return what the model embedded."""
+    return model.embedded
+
+
+def stats_of(model):
+    """Return how often graphs of the model were replayed, and which calls ran eager, by encoder."""
+    stats = {path: one.stats for path, one in vg.encoders(model).items()}
+    return {path: (one.replays.total(), dict(one.eager)) for path, one in stats.items()}
+
+
 def main(case, folder):
     """Answer, and write what came."""
     kind, options, switch = case["kind"], case.get("options", {}), case["switch"]
     videos = kind.startswith("qwen") and "model_impl" not in options
     options = {"compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}, **SMALL, **options}
     options["compilation_config"] |= GRAPHS
-    options["limit_mm_per_prompt"] = {"image": 4} | ({"video": 1} if videos else {})
+    options["limit_mm_per_prompt"] = {"image": 4} | ({"video": int(videos)} if "model_impl" not in options else {})
     if switch is not None:
         options["additional_config"] = {"varlen_graphs": switch}
     llm = LLM(model=str(folder.parent / kind), **options)
-    engine = llm.llm_engine
-    model = engine.model_executor.driver_worker.worker.model_runner.get_model()
-    embedded, embed = [], model.embed_multimodal
-
-    def recorded(**arguments):
-        made = embed(**arguments)
-        embedded.extend(one.float().cpu() for one in made)
-        return made
-
-    model.embed_multimodal = recorded
+    llm.apply_model(record)
     requests = requests_for(kind, videos)
     answers = answers_to(llm, requests)
     if "then" in case:
@@ -111,10 +127,9 @@ def main(case, folder):
         answers += answers_to(llm, requests)
     found = {
         "answers": answers,
-        "embedded": embedded,
-        "v2": bool(engine.vllm_config.use_v2_model_runner),
-        "replays": {path: one.stats.replays.total() for path, one in vg.encoders(model).items()},
-        "eager": {path: dict(one.stats.eager) for path, one in vg.encoders(model).items()},
+        "embedded": llm.apply_model(embedded_by),
+        "v2": bool(llm.llm_engine.vllm_config.use_v2_model_runner),
+        "stats": llm.apply_model(stats_of),
     }
     torch.save(found, folder / "answers.pt")
 
