@@ -273,9 +273,8 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "serving": plain("served", "clients", "system", "requests_s", "p50_ms", "p99_ms"),
     "service": service,
     "replicas": replicas,
-    "vllm": plain(
-        "size", "eager_encoder_ms", "own_encoder_ms", "fine_encoder_ms", "encoder_ms", "fine_ttft_ms", "ttft_ms"
-    ),
+    "vllm": plain("size", "own_encoder_ms", "fine_encoder_ms", "encoder_ms", "own_ttft_ms", "fine_ttft_ms", "ttft_ms"),
+    "sglang": plain("size", "own_encoder_ms", "encoder_ms", "own_ttft_ms", "ttft_ms"),
     "proof": plain("capture", "total_s", "captured_s", "proven_s", "timed_s"),
 }
 
