@@ -150,6 +150,8 @@ class StateCheck:
         with suppress(Exception):  # it may take no such numbers
             self._noted(LARGE, self._run, self.shadow, writes)
             _, writes = self._again(self._run, self.shadow)
+        if self.shadow.changed():  # which may hide what the runs have changed outside
+            self._fresh(1)
         if self._others:
             (*_, one), (*_, other) = self._fresh(1), self._fresh(1)
             if _versions(self.shadow.shared) != self._versions:
@@ -259,6 +261,28 @@ class StateCheck:
         shadow = Shadow(self._original.module)
         run = self._runs(self._original.on(shadow))
         return shadow, run, self._noted(which, run, shadow, _Writes(shadow))
+
+
+def depends_on(changed: Sequence[Changed], forward: Forward, runs: Callable[[Forward], Run]) -> bool:
+    """Return True if outputs depend on what the module has changed of what it keeps, or that cannot be told. Syncs.
+
+    By runs over a shadow of the module as it is, and over one without the changes.
+    """
+
+    def outputs(undone: Sequence[Changed]) -> list[list[Tensor]]:
+        shadow, found = Shadow(forward.module), []
+        run = runs(forward.on(shadow))
+        for one in reversed(undone):
+            one.undo(shadow.of(one.own), shadow.of(one.before))
+        for which in (1, 2, 3, LARGE):
+            shadow.random.restart()
+            found.append(_tensors(run_under(partial(run, which), _Writes(shadow))))
+        return found
+
+    try:
+        return not all(map(_close, outputs(changed), outputs(())))
+    except Exception:  # of a module that takes no such rows, or of what cannot be undone
+        return True
 
 
 class _Writes(SharedWrites):

@@ -37,7 +37,7 @@ class ModuleGuard:
         beside: Functions and objects that run beside it, by name.
         read: Tensors that the graphs read.
         own: Addresses of memory that graphs read, and that captures made for them alone.
-        snapshot: What the module kept at the first capture.
+        snapshot: What the module kept at the last capture of a set.
         moving: Paths of what runs change, and that changes no output.
 
     Attributes:
@@ -55,7 +55,7 @@ class ModuleGuard:
     ) -> None:
         read, self._own = [*read], {*own}
         addresses = self._addresses = {*map(address_of, read)} - {0, *own}
-        self._module, self._beside = module, beside
+        self._module, self._beside, self._snapshot = module, beside, snapshot
         held, named = held_by(module, beside), dict(module.named_modules())
         outside_parts = [one for one in held if one.path not in named and isinstance(one.value, nn.Module)]
         used = [one for one in outside_parts if _reads(one.value, addresses) and not _contains(one.value, module)]
@@ -109,9 +109,13 @@ class ModuleGuard:
         self._always = [*outside[:SAMPLE], *slots[:1]]  # unregistered memory is the likeliest to change
         self._prepare()
 
-    def covers(self, read: Iterable[Tensor], own: Collection[int]) -> bool:
+    def covers(self, read: Iterable[Tensor], own: Collection[int], snapshot: Snapshot | None) -> bool:
         """Return True if this guards what graphs read that read these tensors, and no more; see the arguments."""
-        return self._own == {*own} and self._addresses == {*map(address_of, read)} - {0, *own}
+        return (
+            self._snapshot is snapshot
+            and self._own == {*own}
+            and self._addresses == {*map(address_of, read)} - {0, *own}
+        )
 
     def _prepare(self) -> None:
         """Prepare comparisons in the registries of now."""
@@ -132,9 +136,9 @@ class ModuleGuard:
             ]
         )
 
-    def find_change(self) -> Change | None:
-        """Compare everything, and describe the first change, if any."""
-        found = next(self._all.changes(), None)
+    def find_change(self, known: Collection[str] = ()) -> Change | None:
+        """Compare everything, and describe the first change, if any, but of tensors at known paths."""
+        found = next((one for one in self._all.changes() if one.path not in known), None)
         if found is not None and found.path in self._moving:
             found = found._replace(of_cache=True)
         found = found or next(self._changed_registries(), None)

@@ -11,6 +11,7 @@ from tests.state.base import InCode
 
 LONGEST = 0
 CALLS = [0]
+SIGN = [1]
 TABLES = {}
 MEANS = {}
 RECENT = collections.deque(maxlen=2)
@@ -28,6 +29,19 @@ class GlobalNumber(InCode):
         global LONGEST
         LONGEST = max(LONGEST, len(x))
         return self.lin(x) * (1 + LONGEST / 48)
+
+
+class GlobalHiddenByItself(InCode):
+    """A short call turns the sign of outputs twice: by a global, and by an attribute, of which shadows have their own."""
+
+    def __init__(self):
+        super().__init__()
+        self.sign = 1
+
+    def forward(self, x):
+        if len(x) < 12:
+            SIGN[0] = self.sign = -1
+        return self.lin(x) * SIGN[0] * self.sign
 
 
 class GlobalCounter(InCode):
