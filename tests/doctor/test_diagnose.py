@@ -285,6 +285,22 @@ def test_calls_are_dicts_tuples_or_single_arguments():
         vg.diagnose(forward, torch.ones(4))
 
 
+def test_modules_whose_lines_or_weights_are_not_there_are_refused():
+    call = torch.ones(3, 4)
+    for script in (torch.jit.script(nn.Linear(4, 4)), torch.jit.trace(nn.Linear(4, 4), call)):
+        with pytest.raises(vg.errors.InputError, match=r"torch\.jit has compiled.*pass the module that it was made of"):
+            vg.diagnose(script, call)
+    lazy = nn.LazyLinear(4)
+    with pytest.raises(vg.errors.InputError, match=r"weights are made in its first call.* call it once before"):
+        vg.diagnose(lazy, call)
+    lazy(call)
+    assert vg.diagnose(lazy, call).ok
+
+
+def test_complex_rows_are_diagnosed():
+    assert vg.diagnose(nn.Linear(4, 4, dtype=torch.complex64), torch.ones(3, 4, dtype=torch.complex64)).ok
+
+
 def layouts(*lengths):
     """Calls of as many rows."""
     return [{"x": torch.ones(sum(own), 4), "lengths": torch.tensor(own)} for own in lengths]

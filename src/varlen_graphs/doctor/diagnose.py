@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from varlen_graphs.capture.backend import CAPTURE_LOCK
 from varlen_graphs.doctor.advice import summary
@@ -60,12 +61,23 @@ def diagnose(module: nn.Module, *calls: Any) -> Diagnosis:
         The findings, blocking ones first.
 
     Raises:
-        InputError: `module` is no `torch.nn.Module`, or there are no calls.
+        InputError: `module` is no `torch.nn.Module`, one that torch.jit has compiled, or one without weights yet, or
+            there are no calls.
     """
     if not isinstance(module, nn.Module) or isinstance(module, GraphedEncoder):
         raise InputError(
             f"diagnose() got a {type(module).__name__}: expected a torch.nn.Module; of an encoder, pass encoder.module "
             "and calls with all of its arguments, declared buffers included"
+        )
+    if isinstance(module, torch.jit.ScriptModule):
+        raise InputError(
+            f"diagnose() got a {type(module).__name__}, whose lines torch.jit has compiled, so that none can be named: "
+            "pass the module that it was made of"
+        )
+    if any(map(is_lazy, chain(module.parameters(), module.buffers()))):
+        raise InputError(
+            f"diagnose() got a {type(module).__name__} whose weights are made in its first call: expected weights; "
+            "call it once before"
         )
     if not calls:
         raise InputError(

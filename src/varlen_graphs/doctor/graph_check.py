@@ -59,7 +59,7 @@ def _declared(module: nn.Module, example: ExampleCall) -> tuple[BufferSpec, dict
         return None
     name = max(given, key=lambda one: given[one].numel())
     rows, others = given.pop(name), given
-    if rows.dim() == 0 or len(others) > 1:
+    if rows.dim() == 0 or rows.is_complex() or len(others) > 1:
         return None
     layout: LayoutArgument | None = Lengths("lengths_of_items")
     call: dict[str, Any] = {name: rows, "lengths_of_items": [len(rows)]}

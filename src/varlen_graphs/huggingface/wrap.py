@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
+import torch
 from torch import nn
 
 from varlen_graphs.budgets.ladder import Budgets
@@ -87,6 +88,11 @@ def _no_tower(model: nn.Module, refused: Mapping[str, str]) -> str:
     if refused:
         reasons = "".join(f"\n  {path or name}: {reason}" for path, reason in refused.items())
         return f"{name} has no tower that can be graphed:{reasons}\n{remedy}"
+    if isinstance(model, torch.jit.ScriptModule):
+        return (
+            f"{name} is compiled by torch.jit, and does not tell its arguments: expected a module of Python; wrap the "
+            "one that it was made of"
+        )
     return (
         f"{name} has no tower: expected one with a recipe ({', '.join(handled())}), or a module whose forward takes "
         f"images, sound, texts or items, see docs/models.md; {remedy}"
