@@ -19,6 +19,7 @@ import varlen_graphs as vg
 from tests.support.encoders import Attention, attention_encoder, attention_spec, encoder_of, rows_for
 from tests.support.towers import distance, equal_bits
 from varlen_graphs.guards.module_guard import CALLS, ModuleGuard
+from varlen_graphs.shadows import shadow
 from varlen_graphs.shadows.shadow import Shadow
 from varlen_graphs.torch_dispatch.captured_inputs import CapturedInputs
 
@@ -993,72 +994,30 @@ def test_each_attribute_of_hundreds_of_parts_is_compared_within_so_many_calls(ch
     assert any(one is not None and one.of_attribute and f"{at}" in one.what for one in found)
 
 
-class Program:
-    """What a tower is a part of, with layers of its own."""
+class Settings:
+    """What an engine writes to while it runs."""
 
-    def __init__(self, tower=None):
-        self.layers = {"text": nn.Linear(8, 8)}
-        self.settings = SimpleNamespace(blocks=None, seconds=1.0, tower=tower)
+    def __init__(self):
+        self.blocks, self.layers = None, {"text": nn.Linear(8, 8)}
 
 
-class InProgram(Attention):
-    """Holds the program around, as the layers of engines do, a part of that by another name, and what it reads."""
-
-    def __init__(self, lead):
+class InEngine(Attention):
+    def __init__(self):
         super().__init__()
-        program = Program()
-        self.program, self.settings = lead(program, self), SimpleNamespace(scale=2.0)
-        self.both = (program, {"of": program})
-        self.helper = SimpleNamespace(layer=nn.Linear(8, 8), scale=1.0)
-
-    def forward(self, x, cu_seqlens, max_seqlen):
-        out = self.helper.layer(super().forward(x, cu_seqlens, max_seqlen))
-        return out * self.settings.scale * self.helper.scale
+        self.settings = Settings()
 
 
-class Parent(nn.Module):
-    """Has the tower as a part."""
-
-    def __init__(self, tower, program):
-        super().__init__()
-        self.tower, self.text, self.program = tower, nn.Linear(8, 8), program
-
-
-LEADS = {
-    "an object": lambda program, tower: program,
-    "an object in a list of a tuple": lambda program, tower: ([program],),
-    "the parent": lambda program, tower: [Parent(tower, program)],
-}
-
-
-def in_program(lead, **options):
-    module = InProgram(lead).eval().requires_grad_(False)
-    spec = vg.BufferSpec(
-        "x", vg.Lengths("lengths"), [vg.buffers.CuSeqlens("cu_seqlens"), vg.buffers.MaxSeqlen("max_seqlen")]
-    )
-    encoder = vg.GraphedEncoder(module, [64], spec, backend="tape", **options)
-    encoder(rows_for([6]), lengths=[6])
-    encoder.check()
-    return encoder
-
-
-@pytest.mark.parametrize("lead", LEADS.values(), ids=LEADS.keys())
-def test_the_program_around_a_module_may_change(lead):
-    encoder = in_program(lead)
-    program, captured = encoder.module.both[0], encoder.stats.replays.total()
-    program.settings.blocks, program.settings.seconds, program.more = 28_615, 2.0, [1]
-    program.layers["more"] = nn.Linear(8, 8)
-    other_weights(program.layers["text"])
-    encoder.check()
-    for _ in range(CALLS):
-        encoder(rows_for([6]), lengths=[6])
-    assert encoder.stats.replays.total() == captured + CALLS
-
-
-@pytest.mark.parametrize("lead", LEADS.values(), ids=LEADS.keys())
-@pytest.mark.parametrize("name", ["settings", "helper"])
-def test_what_leads_to_no_module_but_those_that_graphs_read_is_compared(lead, name):
-    encoder = in_program(lead)
-    getattr(encoder.module, name).scale = 3.0
-    with pytest.raises(vg.errors.StaleGraphError, match=f"'{name}.scale' changed from .* to 3.0"):
-        encoder.check()
+def test_what_integrations_tell_of_the_program_around_may_change(monkeypatch):
+    for module in ("an_engine.settings", "another_engine.settings"):
+        monkeypatch.setattr(Settings, "__module__", module)
+        monkeypatch.setattr(shadow, "HOSTS", {"an_engine"})
+        encoder, rows = attention_encoder([64], module=InEngine()), rows_for([6])
+        expected = encoder(rows, lengths=[6])
+        encoder.module.settings.blocks = 28_615
+        encoder.module.settings.layers["more"] = nn.Linear(8, 8)
+        assert equal_bits(encoder(rows, lengths=[6]), expected)
+        assert encoder.executor.store.losses == (module != "an_engine.settings")
+        if module == "an_engine.settings":
+            encoder.module.settings = Settings()
+            assert equal_bits(encoder(rows, lengths=[6]), expected)
+            assert encoder.executor.store.losses == 1

@@ -263,28 +263,6 @@ class StateCheck:
         return shadow, run, self._noted(which, run, shadow, _Writes(shadow))
 
 
-def depends_on(changed: Sequence[Changed], forward: Forward, runs: Callable[[Forward], Run]) -> bool:
-    """Return True if outputs depend on what the module has changed of what it keeps, or that cannot be told. Syncs.
-
-    By runs over a shadow of the module as it is, and over one without the changes.
-    """
-
-    def outputs(undone: Sequence[Changed]) -> list[list[Tensor]]:
-        shadow, found = Shadow(forward.module), []
-        run = runs(forward.on(shadow))
-        for one in reversed(undone):
-            one.undo(shadow.of(one.own), shadow.of(one.before))
-        for which in (1, 2, 3, LARGE):
-            shadow.random.restart()
-            found.append(_tensors(run_under(partial(run, which), _Writes(shadow))))
-        return found
-
-    try:
-        return not all(map(_close, outputs(changed), outputs(())))
-    except Exception:  # of a module that takes no such rows, or of what cannot be undone
-        return True
-
-
 class _Writes(SharedWrites):
     """Follows what a run makes, too, and counts no writes to that."""
 

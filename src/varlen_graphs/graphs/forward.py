@@ -1,7 +1,6 @@
 """The one forward that eager calls, warm-up and capture run, so that they cannot drift."""
 
 import threading
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
@@ -36,7 +35,7 @@ from varlen_graphs.outputs.declared import extents
 from varlen_graphs.outputs.entries import filled
 from varlen_graphs.outputs.parts import Parts, check_extents, clear_gaps, flatten, with_padding
 from varlen_graphs.shadows.shadow import Shadow
-from varlen_graphs.shadows.snapshot import Changed, Snapshot, alike
+from varlen_graphs.shadows.snapshot import Snapshot, alike
 
 MODULE = "the module itself"
 """Reference that is the module, run with the caller's own arguments or with no computed one."""
@@ -95,7 +94,7 @@ class Forward:
         verdict: Findings of checks.
         random: The random numbers of runs of a shadow; `None` for the module itself.
         kept: What the module keeps, while graphs depend on it; its own runs are compared with that.
-        changed: What the module itself has changed in its runs since, of what it keeps; the store empties it.
+        changed: Places of what the module itself has changed in its runs since; the store empties it.
         check_claim: Called with a call and the module's own output before that answers in place of the function, once
             for each set of static arguments; raises if the function computes something else. `None` lets it answer.
     """
@@ -117,7 +116,7 @@ class Forward:
         self._signature = signature
         self.verdict = Verdict()
         self.kept: Snapshot | None = None
-        self.changed = deque[Changed]()
+        self.changed: set[str] = set()
         self.check_claim: Callable[[Call, Any], None] | None = None
         self._buffers = spec.buffers
         self.compiled = CompiledForward(self._run) if compile else None
@@ -211,10 +210,9 @@ class Forward:
             return run()
         finally:
             now = before if self.kept is None else kept.now()  # another thread may have released all graphs
-            for one, (change, value) in now.items():
-                if one not in before or not alike(before[one][1], value):
-                    kept.take(change.own, {change.key: value})
-                    self.changed.append(change)
+            for one, (place, value) in (before | now).items():
+                if one not in before or one not in now or not alike(before[one][1], value):
+                    self.changed.add(place)
 
     @property
     def is_running(self) -> bool:

@@ -18,6 +18,7 @@ from varlen_graphs.capture.mode import Mode
 from varlen_graphs.declaration.call import Call
 from varlen_graphs.errors import CaptureError
 from varlen_graphs.graphs.allowance import Allowance
+from varlen_graphs.graphs.arena import Arena
 from varlen_graphs.graphs.bound_forward import BoundForward, outputs_of
 from varlen_graphs.graphs.cached_state import NOT_COMPUTED, ODD, Run, StateCheck, raise_changed_outside, runs_of
 from varlen_graphs.graphs.forward import Forward
@@ -76,7 +77,7 @@ class GraphCapture:
         self._defaults = frozenset() if fallback else frozenset(defaults)
         self._allowance = allowance
         self._bound = partial(BoundForward, static_args=graphs.inputs.static_args, mode=mode)
-        self.check = None if graphs else _state_check(forward, graphs, mode, call)
+        self.check = None if graphs else _state_check(forward, self._bound, graphs.arena, call)
         self.eager, self.shadow = self._beside()
         self._has_call = call is not None
         self.left_out: dict[Budget, str] = {}
@@ -102,7 +103,7 @@ class GraphCapture:
         """
         graphs = self._graphs
         if graphs.constants is None:
-            self._original.kept = self.shadow.snapshot
+            graphs.snapshot = self._original.kept = self.shadow.snapshot
         if self.check is not None:  # later ones go by what the first have shown
             self._begin_check(self.check, max(budgets))
         budgets, spare = self._within_allowance(budgets, spare)
@@ -161,7 +162,7 @@ class GraphCapture:
         if (failure := outcome.take()) is not None:
             if not self._has_call:
                 raise failure.error
-            self.check, self._has_call = _state_check(self._original, graphs, self._mode, None), False
+            self.check, self._has_call = _state_check(self._original, self._bound, graphs.arena, None), False
             self.eager, self.shadow = self._beside()
             self._begin_check(self.check, budget)
 
@@ -442,27 +443,22 @@ class GraphCapture:
         return None
 
 
-def sample_runs(graphs: GraphSet, mode: Mode) -> Callable[[Forward], Run]:
-    """Return the runs of a few rows as graphs take them, without padding."""
+def _state_check(
+    forward: Forward, bound: Callable[[Forward], BoundForward], arena: Arena, call: Call | None
+) -> StateCheck:
+    """Return a check by runs of a call, or of a sample if there is none."""
 
     def runs(forward: Forward) -> Run:
         def run(which: int) -> Parts:
-            probe = graphs.arena.probes()[0] if which < ODD else graphs.arena.odd_probe()  # each with its own items
-            return BoundForward(forward, graphs.inputs.static_args, mode).run_probe(probe, which)
+            probe = arena.probes()[0] if which < ODD else arena.odd_probe()  # each with an item table of its own
+            return bound(forward).run_probe(probe, which)
 
         return run
 
-    return runs
-
-
-def _state_check(forward: Forward, graphs: GraphSet, mode: Mode, call: Call | None) -> StateCheck:
-    """Return a check by runs of a call, or of a sample if there is none."""
-
     def of_an_item(forward: Forward) -> Run:
-        bound = BoundForward(forward, graphs.inputs.static_args, mode)
-        return partial(bound.run_probe, graphs.arena.smallest_probe())
+        return partial(bound(forward).run_probe, arena.smallest_probe())
 
-    return StateCheck(forward, sample_runs(graphs, mode) if call is None else runs_of(call), of_an_item)
+    return StateCheck(forward, runs if call is None else runs_of(call), of_an_item)
 
 
 def _kept_outside(memory: CapturedInputs, forward: BoundForward) -> list[str]:

@@ -1,6 +1,6 @@
 """The graphs of an encoder for one set of static arguments: one a budget, and some for calls of exactly their size."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ from varlen_graphs.graphs.output_form import OutputForm
 from varlen_graphs.outputs.entries import Extent
 from varlen_graphs.routing.costs import Costs
 from varlen_graphs.shadows.shadow import Shadow
-from varlen_graphs.shadows.snapshot import Changed
+from varlen_graphs.shadows.snapshot import Snapshot
 
 CLOSE = 1.25
 """Ratio of the rows of budgets between which attention is timed at no other, whatever it chooses at these."""
@@ -84,7 +84,7 @@ class GraphSet:
         meets_compiler: True if runs meet code of torch's compiler, or it is not known before the first capture.
         captured: The forward that was captured last, and its shadow of the module.
         eager: The forward of the last eager runs beside captures, and its shadow, unless that takes much memory.
-        unsettled: What the module itself has changed of what it keeps, and on which outputs may depend.
+        snapshot: What the module kept before the first capture.
         moving: Paths of attributes and containers that runs change, and that changes no output.
         kept: Paths of what every run of the module changes, and that changes no output: replays leave it as it is.
         kept_outside: Descriptions of tensors that a run made, and that something outside of the module keeps.
@@ -118,8 +118,8 @@ class GraphSet:
         self.meets_compiler = True
         self.captured: tuple[BoundForward, Shadow] | None = None
         self.eager: tuple[Forward, Shadow] | None = None
+        self.snapshot = Snapshot()
         self.moving: set[str] = set()
-        self.unsettled: list[Changed] = []
         self._changed: set[str] = set()  # of these, what the module itself has changed
         self.kept: list[str] = []
         self.kept_outside: list[str] = []
@@ -162,25 +162,20 @@ class GraphSet:
         """Hold the memory that the graphs of these budgets read for as long as one of them is there."""
         self._memory.update(dict.fromkeys((budget for budget in budgets if budget in self), memory))
 
-    def note_changes(self, changed: Sequence[Changed]) -> None:
-        """Note what the module itself has changed of what it keeps: the next call of each graph is compared once more.
+    def compare_again(self, changed: Collection[str]) -> str | None:
+        """Compare the next call of each graph once more where the module itself has changed what it keeps.
 
-        Later graphs are captured over what is there now.
+        Args:
+            changed: Places of what it has changed.
+
+        Returns:
+            A place that no run for captures has changed, if there is one: what graphs hold is as if it were as before.
         """
-        known = self.moving.intersection(one.place for one in changed)
-        unsettled = [one for one in changed if one.place not in known]
-        self.unsettled += unsettled
-        if changed:
-            self.captured = self.eager = None
-        if unsettled or not self._changed.issuperset(known):
+        if not self._changed.issuperset(known := self.moving.intersection(changed)):
             self._changed |= known
             self.compared.clear()
             self.split_compared = False
-
-    def take_over(self, dropped: set[int]) -> None:
-        """Take memory at these addresses, which the module has dropped, for memory of the graphs alone."""
-        for memory in self._memory.values():
-            memory.own.update(memory.read.keys() & dropped)
+        return min(set(changed) - known, default=None)
 
     def attention_around(self, budget: Budget) -> list[str] | None:
         """Return what attention chose at the next smaller budget, if the next larger one chose the same, or is close.

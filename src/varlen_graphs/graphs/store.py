@@ -20,11 +20,11 @@ from varlen_graphs.declaration.static_args import StaticKey, static_key
 from varlen_graphs.errors import BudgetError, CaptureError, InputError, SpecError, StaleGraphError, counted, warn
 from varlen_graphs.graphs.allowance import Allowance
 from varlen_graphs.graphs.arena import Arena
-from varlen_graphs.graphs.cached_state import StateCheck, depends_on
+from varlen_graphs.graphs.cached_state import StateCheck
 from varlen_graphs.graphs.calibrate import measure
 from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.graphs.gpu_checks import GpuChecks
-from varlen_graphs.graphs.graph_capture import GraphCapture, reason_of, sample_runs
+from varlen_graphs.graphs.graph_capture import GraphCapture, reason_of
 from varlen_graphs.graphs.graph_set import CaptureInputs, GraphSet
 from varlen_graphs.guards.module_guard import ModuleGuard
 from varlen_graphs.guards.slots import Change
@@ -32,8 +32,6 @@ from varlen_graphs.options.capture import Capture
 from varlen_graphs.routing.costs import Costs
 from varlen_graphs.routing.enabled import CAPTURE_FAILED, UNSETTLED, EnabledBudgets
 from varlen_graphs.routing.eviction import MemoryLimit
-from varlen_graphs.shadows.shadow import Shadow, address_of
-from varlen_graphs.torch_dispatch.leaves import tensors_in
 from varlen_graphs.torch_dispatch.sharded import mesh_of
 
 LOGGER = logging.getLogger("varlen_graphs")
@@ -176,49 +174,22 @@ class GraphStore:
             self._handle_own_changes()
         if self.guard is not None and (change := self.guard.find_change_sampled()):
             self._follow(change)
-        graphs = self._sets.get(key)
-        if graphs is not None and graphs.unsettled:
-            self._settle(graphs)
-            graphs = self._sets.get(key)
-        costs = self.budgets.costs
+        graphs, costs = self._sets.get(key), self.budgets.costs
         if graphs is None:
             return Usable(None, costs.without(costs.replays) if self.lazy else costs, False)
         return Usable(graphs, graphs.usable(costs, captured or self.lazy), graphs.timed, graphs.rejected)
 
     def _handle_own_changes(self) -> None:
-        """Note what the module itself has changed of what it keeps, and what else has changed since.
-
-        What it keeps now is what later changes are compared with.
-        """
-        changed = [self.forward.changed.popleft() for _ in range(len(self.forward.changed))]
-        for graphs in self.sets:
-            graphs.note_changes(changed)
-        if not any(graphs.unsettled for graphs in self.sets):
-            return
-        known = {one.path for one in changed}
-        if self.guard is not None and (change := self.guard.find_change(known)):
-            self._follow(change)
-            return
-        shadow = Shadow(self.forward.module)
-        self.forward.on(shadow)
-        self.forward.kept = shadow.snapshot
-        tensors = tensors_in(tuple(one.before for one in changed), {})
-        held = {address_of(one.value) for one in shadow.held if isinstance(one.value, torch.Tensor)}
-        dropped = {*map(address_of, tensors)} - held
-        for graphs in self.sets:
-            graphs.take_over(dropped)
-        self._guard()
-
-    def _settle(self, graphs: GraphSet) -> None:
-        """Release all graphs if outputs of a set depend on what the module itself has changed. Syncs.
+        """Release all graphs if the module itself has changed what it keeps, in a way that no run for a set had shown.
 
         A few times; then calls stay eager.
         """
-        device, (changed, graphs.unsettled) = graphs.inputs.device, (graphs.unsettled, [])
-        with torch.inference_mode(False), torch.no_grad(), on_device(device), self.mode.autocast(device.type):
-            depends = not self.consensus.alone or depends_on(changed, self.forward, sample_runs(graphs, self.mode))
-        if depends:
-            self._release_for(f"{min(one.place for one in changed)!r} changed in a run of the module itself")
+        changed = set(self.forward.changed)
+        self.forward.changed.difference_update(changed)  # others may come meanwhile
+        found = next(filter(None, [graphs.compare_again(changed) for graphs in self.sets]), None)
+        if found is None:
+            return
+        self._release_for(f"{found!r} changed in a run of the module itself")
 
     def _follow(self, change: Change) -> None:
         """Release all graphs for a change that a call has found, or raise."""
@@ -401,8 +372,8 @@ class GraphStore:
         read = [tensor for graphs in self.sets for tensor in graphs.read.values()]
         if forward.compiled is not None:  # what compiled code reads is not seen
             read += forward.module.buffers()
-        if self.guard is None or not self.guard.covers(read, own, forward.kept):
-            self.guard = ModuleGuard(forward.module, forward.beside, read, own, forward.kept, first.moving)
+        if self.guard is None or not self.guard.covers(read, own):
+            self.guard = ModuleGuard(forward.module, forward.beside, read, own, first.snapshot, first.moving)
         unowned, kept = self.guard.unowned, self.kept_outside
         if not self._reported.issuperset(unowned):
             warn(

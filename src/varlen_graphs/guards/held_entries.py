@@ -34,14 +34,13 @@ class HeldEntries:
 
     Args:
         named: The parts of the module by path.
-        aside: Paths of what is not the module's own: what runs beside it on the host at each call, and the program
-            around.
+        beside: Names of what runs beside it on the host at each call.
         snapshot: What the module kept at the first capture.
         moving: Paths of what runs change, and that changes no output; more may be added.
     """
 
     def __init__(
-        self, named: Mapping[str, nn.Module], aside: Collection[str], snapshot: Snapshot, moving: AbstractSet[str]
+        self, named: Mapping[str, nn.Module], beside: Collection[str], snapshot: Snapshot, moving: AbstractSet[str]
     ) -> None:
         self._parts = {id(vars(part)): vars(part) for part in named.values()}
         self._snapshot, self._moving = snapshot, moving
@@ -49,7 +48,7 @@ class HeldEntries:
         # Code may read on the host, at each call, what it holds; adapters are part of the key of graphs.
         code = {one.path for one in holders if type(one.own) is CellType}
         adapters = {_join(path, name) for path, part in named.items() if is_adapted(part) for name in ADAPTERS}
-        aside = {*aside, *code, *adapters}
+        aside = {*beside, *code, *adapters}
         self._holders = {
             id(one.own): one
             for one in holders

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from varlen_graphs.guards.held_entries import HeldEntries
 from varlen_graphs.guards.slots import Change, Slot, SlotGroup
-from varlen_graphs.guards.surroundings import leading_to
 from varlen_graphs.shadows.shadow import REGISTRIES, address_of, describe, held_by
 from varlen_graphs.shadows.snapshot import Place, Snapshot
 from varlen_graphs.torch_dispatch.sharded import local_tensor
@@ -37,7 +36,7 @@ class ModuleGuard:
         beside: Functions and objects that run beside it, by name.
         read: Tensors that the graphs read.
         own: Addresses of memory that graphs read, and that captures made for them alone.
-        snapshot: What the module kept at the last capture of a set.
+        snapshot: What the module kept at the first capture.
         moving: Paths of what runs change, and that changes no output.
 
     Attributes:
@@ -55,11 +54,13 @@ class ModuleGuard:
     ) -> None:
         read, self._own = [*read], {*own}
         addresses = self._addresses = {*map(address_of, read)} - {0, *own}
-        self._module, self._beside, self._snapshot = module, beside, snapshot
+        self._module, self._beside = module, beside
         held, named = held_by(module, beside), dict(module.named_modules())
-        outside_parts = [one for one in held if one.path not in named and isinstance(one.value, nn.Module)]
-        used = [one for one in outside_parts if _reads(one.value, addresses) and not _contains(one.value, module)]
-        found = {id(part): (path, part) for path, part in named.items()} | {id(one.value): one[:2] for one in used}
+        found = {id(part): (path, part) for path, part in named.items()} | {
+            id(one.value): (one.path, one.value)
+            for one in held
+            if one.path not in named and isinstance(one.value, nn.Module) and _reads(one.value, addresses)
+        }
         owners = [
             (f"{path}." if path else "", owner)
             for path, owner in found.values()
@@ -99,23 +100,16 @@ class ModuleGuard:
         self._containers = [vars(owner) for _, owner in owners if isinstance(owner, CONTAINERS)]
         self._moving = moving
         self._forms = [(path, owner, type(owner), _forward_override(owner)) for path, owner in named.items()]
-        snapshot, parts_of_used = snapshot or Snapshot(), {id(part) for one in used for part in one.value.modules()}
-        unused = [one.value for one in outside_parts if id(one.value) not in parts_of_used and _has_weights(one.value)]
-        around = leading_to(unused, named, snapshot) - leading_to([one.value for one in used], named, snapshot)
-        self._held = HeldEntries(named, {*beside, *around}, snapshot, moving)
+        self._held = HeldEntries(named, beside, snapshot or Snapshot(), moving)
         slots.sort(key=lambda slot: not isinstance(slot.value, nn.Parameter))  # so that each sample gets some
         self._was_changed = False
         self._slots = slots
         self._always = [*outside[:SAMPLE], *slots[:1]]  # unregistered memory is the likeliest to change
         self._prepare()
 
-    def covers(self, read: Iterable[Tensor], own: Collection[int], snapshot: Snapshot | None) -> bool:
+    def covers(self, read: Iterable[Tensor], own: Collection[int]) -> bool:
         """Return True if this guards what graphs read that read these tensors, and no more; see the arguments."""
-        return (
-            self._snapshot is snapshot
-            and self._own == {*own}
-            and self._addresses == {*map(address_of, read)} - {0, *own}
-        )
+        return self._own == {*own} and self._addresses == {*map(address_of, read)} - {0, *own}
 
     def _prepare(self) -> None:
         """Prepare comparisons in the registries of now."""
@@ -136,9 +130,9 @@ class ModuleGuard:
             ]
         )
 
-    def find_change(self, known: Collection[str] = ()) -> Change | None:
-        """Compare everything, and describe the first change, if any, but of tensors at known paths."""
-        found = next((one for one in self._all.changes() if one.path not in known), None)
+    def find_change(self) -> Change | None:
+        """Compare everything, and describe the first change, if any."""
+        found = next(self._all.changes(), None)
         if found is not None and found.path in self._moving:
             found = found._replace(of_cache=True)
         found = found or next(self._changed_registries(), None)
@@ -212,14 +206,6 @@ def _is_cache(slot: Slot) -> bool:
 def _reads(part: nn.Module, addresses: Collection[int]) -> bool:
     """Return True if graphs read a weight of a module."""
     return any(address_of(tensor) in addresses for tensor in (*part.parameters(), *part.buffers()))
-
-
-def _contains(part: nn.Module, module: nn.Module) -> bool:
-    return any(one is module for one in part.modules())
-
-
-def _has_weights(part: nn.Module) -> bool:
-    return any(True for _ in (*part.parameters(), *part.buffers()))
 
 
 def _key(place: Place) -> tuple[int, str, Any]:

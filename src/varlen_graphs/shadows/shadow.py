@@ -68,6 +68,13 @@ DECLARATIONS = tuple(
 """Modules of this library whose objects run beside a module, and may hold tensors or functions over its parts."""
 
 
+HOSTS: set[str] = set()
+"""Packages whose objects are of the program around, such as the configuration of an engine: shared, not looked into.
+
+Integrations add those of their engine.
+"""
+
+
 class Held(NamedTuple):
     """A tensor or module that a module holds: in a registry, as an attribute, in a container, an object or a closure.
 
@@ -109,9 +116,9 @@ class Shadow:
     """A copy of a module with parts, objects and containers of its own.
 
     Parameters and `DeviceConstants` are shared; so are larger tensors and those of other than plain types, and what
-    cannot be copied: locks, files, objects of torch, numpy and C, script modules. Functions, methods and weak
-    references that parts hold are bound to the copies. It reads the parts of the module and what they hold, and nothing
-    else: no globals, no attributes of classes. Allocates the clones; no sync.
+    cannot be copied: locks, files, objects of torch, numpy and C, script modules, and objects of `HOSTS`. Functions,
+    methods and weak references that parts hold are bound to the copies. It reads the parts of the module and what they
+    hold, and nothing else: no globals, no attributes of classes. Allocates the clones; no sync.
 
     Made after the first call, in which lazy layers build their weights.
 
@@ -541,6 +548,8 @@ def _bytes(tensor: Tensor) -> Tensor:
 def _is_plain(kind: type) -> bool:
     """Return True for a class of Python objects that are what their attributes are."""
     package = str(kind.__module__).partition(".")[0]
+    if any(f"{kind.__module__}.".startswith(f"{host}.") for host in HOSTS):
+        return False
     if kind is SimpleNamespace or package == "collections" or str(kind.__module__).startswith(DECLARATIONS):
         return True
     if package in _LIBRARIES or package in sys.stdlib_module_names or package == "builtins":

@@ -54,7 +54,7 @@ class Changed(NamedTuple):
     @property
     def now(self) -> Any:
         """The present entry, or the tensor."""
-        return self.own if isinstance(self.own, Tensor) else entries_of(self.own).get(self.key, ABSENT)
+        return self.own if isinstance(self.own, Tensor) else entries_of(self.own).get(self.key)
 
     def set(self, value: Any) -> None:
         """Write another value there; sets are left as they are."""
@@ -66,21 +66,6 @@ class Changed(NamedTuple):
             self.own[self.key] = value
         elif not isinstance(self.own, set):
             object.__setattr__(self.own, self.key, value)
-
-    def undo(self, own: Any, before: Any) -> None:
-        """Make a copy of what holds the entry hold what it held, a copy of that.
-
-        Raises:
-            TypeError, IndexError: It is a set, or a list that lost entries.
-        """
-        if isinstance(own, set):
-            raise TypeError("sets are not undone")
-        if self.added and isinstance(own, list | deque):
-            own.pop()
-        elif self.added:
-            del own[self.key]
-        else:
-            self._replace(own=own).set(before)
 
 
 class Holder(NamedTuple):
@@ -119,16 +104,14 @@ class Snapshot:
         return [*self._holders, *self._empty]
 
     def take(self, own: Any, entries: Mapping[Any, Any]) -> None:
-        """Take these entries for those that a container or object had; `ABSENT` ones for those that it had not."""
-        for holder in self.holders:
+        """Take these entries for those that a container or object had."""
+        for holder in self._holders:
             if holder.own is own:
                 holder.entries.update(entries)
-                for key in [key for key in entries if entries[key] is ABSENT]:
-                    del holder.entries[key]
 
-    def now(self) -> dict[tuple[int, Any], tuple[Changed, Any]]:
-        """Return each entry that is another one now, and its present value, by what holds it, and its key."""
-        return {(id(one.own), one.key): (one, one.now) for one in self.changes()}
+    def now(self) -> dict[tuple[int, Any], tuple[str, Any]]:
+        """Return the place and present value of each entry that is another one now, by what holds it, and its key."""
+        return {(id(one.own), one.key): (one.place, one.now) for one in self.changes()}
 
     def changes(self) -> Iterator[Changed]:
         """Yield each entry that is another one now."""

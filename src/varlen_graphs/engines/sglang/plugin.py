@@ -16,8 +16,11 @@ from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.engines.sglang.towers import RECIPES, NativeTower
 from varlen_graphs.errors import CaptureError, CompilerError, SpecError, StaleGraphError, VarlenGraphsError
 from varlen_graphs.options.capture import Capture
+from varlen_graphs.shadows.shadow import HOSTS
 
 LOGGER = logging.getLogger("varlen_graphs")
+
+HOSTS.add("sglang.srt.distributed")  # whose groups of ranks layers hold
 
 NAME = "varlen_graphs"
 """Name of the plugin, for `SGLANG_PLUGINS`."""

@@ -21,8 +21,11 @@ from varlen_graphs.huggingface.encoders import Encoders
 from varlen_graphs.huggingface.installed import Installed, installed
 from varlen_graphs.huggingface.wrap import encoders, unwrap, wrap
 from varlen_graphs.options.capture import Capture
+from varlen_graphs.shadows.shadow import HOSTS
 
 logger = init_logger("vllm.varlen_graphs")
+
+HOSTS.add("vllm.config")  # which layers hold, and the engine writes to
 
 
 def graph_towers(model: nn.Module, config: VllmConfig) -> Encoders:
