@@ -25,11 +25,12 @@ class Verify:
     call, syncs, and copies items that are on the GPU to the host.
 
     Attributes:
-        calls: Number of calls to verify in service for each budget; 0 verifies none.
+        calls: Number of calls to verify in service for each budget. The first is compared in any case, but without
+            `at_capture`.
         strict: Raise `VerificationError` at a wrong output, in the check as well, besides not using the graph.
         tolerance: Largest error allowed, relative L2 of each item, here and in `GraphedEncoder.verify`. By default
             1e-5, 5e-3 for float16 and TF32, 3e-2 for bfloat16.
-        at_capture: `False` leaves out the check: a graph is used as it was captured.
+        at_capture: `False` leaves out the check and that comparison: a graph is used as it was captured.
 
     Raises:
         SpecError: A negative number of calls, or a tolerance that is no relative error.
