@@ -141,11 +141,6 @@ def test_a_model_without_a_tower_that_is_known_says_what_is():
         vg.wrap(nn.ModuleList([nn.Linear(2, 2)]))
 
 
-def test_scripted_modules_are_refused():
-    with pytest.raises(vg.errors.SpecError, match=r"compiled by torch\.jit.*wrap the one that it was made of"):
-        vg.wrap(torch.jit.script(nn.Linear(4, 4)))
-
-
 def test_a_recipe_of_your_own_joins_by_declaring_itself():
     class Mine(nn.Linear):
         def forward(self, x, cu_seqlens):

@@ -165,7 +165,7 @@ class StateCheck:
             if any(_apart(*outputs) > allowed for outputs in self._others):
                 if _apart(self._outputs[FIRST], one) > allowed:
                     raise_changed_outside(self._original)
-                return self._mismatch("after other calls", self.shadow.changes())
+                return self.mismatch("after other calls", self.shadow.changes())
         return self._mismatch_of_more_runs() if writes.written or self.shadow.changed() else None
 
     def _mismatch_of_more_runs(self) -> str | None:
@@ -175,7 +175,7 @@ class StateCheck:
         for which in (2, 3, LARGE, 2):
             self._short(own, fresh, which)
         if any(_apart(*outputs) > ROUNDING * _precision(outputs[0]) for outputs in self._others[known:]):
-            return self._mismatch("after a first call of few rows", self.shadow.changes())
+            return self.mismatch("after a first call of few rows", self.shadow.changes())
         shadow = Shadow(self._original.module)
         run = self._runs(self._original.on(shadow))
         again = partial(self._again, run, shadow)
@@ -188,7 +188,7 @@ class StateCheck:
         paths, before = [one.path for one in changed], [_copy(one.now) for one in changed]
         lists = [(one, len(one.own)) for one in changed if isinstance(one.own, list | deque)]
         if not _close(first, later) or not all(_close(again()[0], later) for _ in range(FEW)):
-            return self._mismatch("after a few more calls", paths)
+            return self.mismatch("after a few more calls", paths)
         moved = [one.path for one, value in zip(changed, before, strict=True) if _extrapolate(one, value)]
         for entry, length in lists:
             if length < len(entry.own) < length + MANY:  # of each list once
@@ -202,11 +202,12 @@ class StateCheck:
         with suppress(Exception):  # of numbers that do not belong together any more
             far = again()[0] if moved else None
         if far is not None and not _close(far, later):
-            return self._mismatch("after many more calls", moved)
+            return self.mismatch("after many more calls", moved)
         self.kept = sorted(moved)
         return None
 
-    def _mismatch(self, when: str, changed: Sequence[str]) -> str:
+    def mismatch(self, when: str, changed: Sequence[str]) -> str:
+        """Describe that the output is another one after some calls, which have changed what lies at these paths."""
         where = f", and keeps something in {', '.join(map(repr, sorted({*changed})))}" if changed else ""
         return (
             f"{self._name} gives another output for the same rows {when}{where}: a graph would give the output of its "

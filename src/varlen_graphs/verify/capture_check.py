@@ -17,6 +17,7 @@ from varlen_graphs.graphs.graph_set import GraphSet
 from varlen_graphs.layouts.items import Layout
 from varlen_graphs.options.verify import Verify
 from varlen_graphs.routing.packing import ReplayBatch
+from varlen_graphs.verify.compare import Example
 from varlen_graphs.verify.disagreement import Replays
 from varlen_graphs.verify.eager_checks import check_eager, check_in_parts, check_left_out, check_lengths
 from varlen_graphs.verify.error_locator import ErrorLocator
@@ -274,6 +275,22 @@ class _Checks:
         calls = (next(samples.calls.of(layout)) for layout in lengths)
         return _mismatch(self._tried(partial(check_lengths, forward, calls)))
 
+    def _changed_by_longer_calls(self, check: StateCheck) -> str | None:
+        """Return why the longest item has another output than at first, if the module keeps something. Syncs.
+
+        Runs of items larger than those of graphs may have changed what the few rows of the check do not show.
+        """
+        samples = self._samples.known.values()
+        if not samples or not check.shadow.changed():
+            return None
+        example, output, *_ = max(samples, key=_longest)
+        now, again = (self._forward.reference(example.call) for _ in range(2))
+        if example.differs_from(now.output, output) <= self._replays.limit:
+            return None
+        if Example(example.call, *now).differs_from(again.output, output) > self._replays.limit:
+            return None  # it draws random numbers
+        return check.mismatch("after longer calls", check.shadow.changes())
+
     def depends_on_state(self, check: StateCheck) -> list[str]:
         """Return why outputs depend on earlier runs, or nothing.
 
@@ -283,7 +300,7 @@ class _Checks:
 
         def run() -> None:
             with self._graphs.consensus.dry_run():  # as the check began
-                why = check.find_mismatch()
+                why = check.find_mismatch() or self._changed_by_longer_calls(check)
             if why is not None:
                 raise VerificationError(why)
 
@@ -301,6 +318,10 @@ def _orders(layout: Layout) -> list[list[range]]:
         return []
     left_out = {0, rows.index(max(rows)), rows.index(min(rows))}
     return [groups, [group for at, group in enumerate(groups) if at not in left_out] or groups[1:]]
+
+
+def _longest(sample: SampleRun) -> int:
+    return max(sample.example.layout.rows)
 
 
 def _mismatch(error: Exception | None) -> list[str]:

@@ -43,6 +43,23 @@ class ShortestSoFar(Stateful):
         return self.lin(x) + self.shortest / 64
 
 
+class LongestCallScalesFarPositions(Stateful):
+    """As dynamic NTK: few rows do not show it."""
+
+    takes = "segments"
+
+    def __init__(self):
+        super().__init__()
+        self.longest = 128
+
+    def forward(self, x, cu_seqlens, max_seqlen):
+        self.longest = max(self.longest, len(x))
+        rows = torch.arange(len(x), device=x.device)
+        at = rows - cu_seqlens[torch.searchsorted(cu_seqlens, rows, right=True) - 1]
+        at = torch.where(at < 48, at, 48 + (at - 48) * 48 / self.longest)
+        return self.lin(x) + torch.sin(at / 10)[:, None]
+
+
 class LongestOnlyKept(Stateful):
     def __init__(self):
         super().__init__()
