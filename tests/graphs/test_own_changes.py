@@ -92,10 +92,6 @@ def of_a_list(m, y, length, x):
     return y + next(kept for one, kept in m.tables if one == length)
 
 
-def nothing(m):
-    pass
-
-
 def keeps(name, make):
     return lambda m: setattr(m, name, make())
 
@@ -105,7 +101,7 @@ def with_length(m):
 
 
 def calls(keep, add, scale=lambda at: 1.0):
-    """Wrap a module, compare it with a copy of its own, and return its encoder."""
+    """Call a wrapped module, and compare it with a copy of its own."""
     torch.manual_seed(0)
     module = Keeping(keep, add).eval()
     own = copy.deepcopy(module)
@@ -114,8 +110,6 @@ def calls(keep, add, scale=lambda at: 1.0):
         for at, length in enumerate(LENGTHS):
             x = torch.randn(2, length, 3) * scale(at)
             torch.testing.assert_close(module(x), own(x))
-    (encoder,) = vg.encoders(module).values()
-    return encoder
 
 
 def of_the_newest(m, y, length, x):
