@@ -68,6 +68,17 @@ def test_outputs_are_those_of_the_tower_and_graphs_replay(name):
     assert len(encoder.executor.store) == before == 2  # all graphs were there before the first call
 
 
+def test_groups_of_ranks_which_layers_hold_are_the_engines_own(monkeypatch):
+    tower = make_tower("qwen3_vl")
+    encoder = graph_towers(tower, [64, 256], backend="tape")[""]
+    x, grid = next(calls_of("qwen3_vl"))
+    expected = tower(x, grid_thw=grid)
+    monkeypatch.setattr(parallel_state.get_tp_group(), "unique_name", "another")
+    encoder.check()
+    assert torch.equal(tower(x, grid_thw=grid), expected)
+    assert encoder.executor.store.losses == 0
+
+
 @pytest.mark.parametrize("name", TOWERS)
 def test_bfloat16_is_as_exact_as_the_tower_itself(name):
     graphed = own = 0.0

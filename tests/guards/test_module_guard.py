@@ -1007,17 +1007,16 @@ class InEngine(Attention):
         self.settings = Settings()
 
 
-def test_what_integrations_tell_of_the_program_around_may_change(monkeypatch):
-    for module in ("an_engine.settings", "another_engine.settings"):
-        monkeypatch.setattr(Settings, "__module__", module)
-        monkeypatch.setattr(shadow, "HOSTS", {"an_engine"})
-        encoder, rows = attention_encoder([64], module=InEngine()), rows_for([6])
-        expected = encoder(rows, lengths=[6])
-        encoder.module.settings.blocks = 28_615
-        encoder.module.settings.layers["more"] = nn.Linear(8, 8)
-        assert equal_bits(encoder(rows, lengths=[6]), expected)
-        assert encoder.executor.store.losses == (module != "an_engine.settings")
-        if module == "an_engine.settings":
-            encoder.module.settings = Settings()
-            assert equal_bits(encoder(rows, lengths=[6]), expected)
-            assert encoder.executor.store.losses == 1
+@pytest.mark.parametrize(("module", "losses"), [("an_engine.settings", 0), ("another_engine.settings", 1)])
+def test_what_integrations_tell_of_the_program_around_may_change(module, losses, monkeypatch):
+    monkeypatch.setattr(Settings, "__module__", module)
+    monkeypatch.setattr(shadow, "HOSTS", {"an_engine"})
+    encoder, rows = attention_encoder([64], module=InEngine()), rows_for([6])
+    expected = encoder(rows, lengths=[6])
+    encoder.module.settings.blocks = 28_615  # was `None`, which is not compared
+    encoder.module.settings.layers["more"] = nn.Linear(8, 8)
+    assert equal_bits(encoder(rows, lengths=[6]), expected)
+    assert encoder.executor.store.losses == losses
+    encoder.module.settings = Settings()
+    assert equal_bits(encoder(rows, lengths=[6]), expected)
+    assert encoder.executor.store.losses == losses + 1

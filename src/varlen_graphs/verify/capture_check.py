@@ -283,7 +283,8 @@ class _Checks:
         samples = self._samples.known.values()
         if not samples or not check.shadow.changed():
             return None
-        example, output, *_ = max(samples, key=_longest)
+        longest = max(samples, key=lambda one: max(one.example.layout.rows))
+        example, output = longest.example, longest.output
         now, again = (self._forward.reference(example.call) for _ in range(2))
         if example.differs_from(now.output, output) <= self._replays.limit:
             return None
@@ -318,10 +319,6 @@ def _orders(layout: Layout) -> list[list[range]]:
         return []
     left_out = {0, rows.index(max(rows)), rows.index(min(rows))}
     return [groups, [group for at, group in enumerate(groups) if at not in left_out] or groups[1:]]
-
-
-def _longest(sample: SampleRun) -> int:
-    return max(sample.example.layout.rows)
 
 
 def _mismatch(error: Exception | None) -> list[str]:
