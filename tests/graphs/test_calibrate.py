@@ -6,7 +6,6 @@ from torch import nn
 
 import varlen_graphs as vg
 from tests.support.encoders import attention_encoder
-from varlen_graphs.capture.consensus import Consensus
 from varlen_graphs.graphs import calibrate as timing
 from varlen_graphs.routing.costs import Costs
 
@@ -16,12 +15,13 @@ def clock(monkeypatch):
     """Every timed run takes a millisecond and the first one two; gives their number."""
     timed = []
 
-    def between_events(run):
+    def events_around(run):
         run()
         timed.append(1)
-        return 1.0 if len(timed) > 1 else 2.0
+        taken = 1.0 if len(timed) > 1 else 2.0
+        return lambda: taken
 
-    monkeypatch.setattr(timing, "between_events", between_events)
+    monkeypatch.setattr(timing, "events_around", events_around)
     monkeypatch.setattr(timing, "host_milliseconds", lambda run, consensus, times: (run(), 30.0)[1])
     return timed
 
@@ -29,18 +29,25 @@ def clock(monkeypatch):
 def measured(encoder):
     (graphs,) = encoder.executor.store.sets
     with torch.no_grad():
-        return timing.measure(graphs, encoder.executor.forward, encoder.budgets, held=64 << 10)
+        return timing.measure(graphs, encoder.executor.forward, encoder.budgets, 64 << 10, times_of(encoder))
 
 
-def test_a_graph_is_launched_once_before_it_is_timed(clock):
+def times_of(encoder):
+    (graphs,) = encoder.executor.store.sets
+    return timing.ReplayTimes(graphs, encoder.executor.spec)
+
+
+def test_a_graph_is_launched_once_before_it_is_timed(clock, monkeypatch):
     encoder = attention_encoder()
     encoder(torch.randn(20, 8), lengths=[20])
+    (graphs,), replays = encoder.executor.store.sets, []
+    own = graphs.replay
+    monkeypatch.setattr(graphs, "replay", lambda budget: (replays.append(budget), own(budget))[1])
     costs = measured(encoder)
-    assert len(clock) == 1 + 2 * (2 * len(encoder.budgets) - 1)
-    runs = []
-    assert timing.device_milliseconds(lambda: runs.append(1), Consensus()) == 1.0
-    assert len(runs) == 1 + 2
+    assert len(clock) == timing.REPEATS * len(encoder.budgets)
+    assert len(replays) == (1 + timing.REPEATS) * len(encoder.budgets)
     assert costs.host == 30.0
+    assert {*costs.replays.values()} == {1.0}
     assert set(costs.replays) == set(encoder.budgets)
     assert costs.bytes_per_row == (64 << 10) / 128 + 8 * 4  # the pool, and the rows of the arena
 
@@ -53,8 +60,8 @@ def test_budgets_that_come_later_are_timed_alone(clock):
     (graphs,) = encoder.executor.store.sets
     clock.clear()
     with torch.no_grad():
-        costs = timing.measure(graphs, encoder.executor.forward, [more], 64 << 10, first)
-    assert len(clock) == 1 + 2
+        costs = timing.measure(graphs, encoder.executor.forward, [more], 64 << 10, times_of(encoder), first)
+    assert len(clock) == timing.REPEATS
     assert costs.replays == {**first.replays, more: 1.0}
     assert (costs.host, costs.per_square, costs.bytes_per_row) == (30.0, first.per_square, first.bytes_per_row)
     encoder.costs = first
@@ -72,7 +79,7 @@ def test_what_a_row_takes_is_of_the_largest_graph_there_was(clock):
 
     def bytes_per_row(budget):
         with torch.no_grad():
-            costs = timing.measure(graphs, encoder.executor.forward, [budget], 512 * 1000, known)
+            costs = timing.measure(graphs, encoder.executor.forward, [budget], 512 * 1000, times_of(encoder), known)
         assert costs.replays.keys() == known.replays.keys() | {budget}
         return costs.bytes_per_row
 
@@ -83,17 +90,17 @@ def test_what_a_row_takes_is_of_the_largest_graph_there_was(clock):
     assert bytes_per_row(more) == 1000 + 8 * 4  # pool and arena stay as large
 
 
-def test_what_a_chip_loses_as_it_gets_warm_is_no_budget_s_own(monkeypatch):
-    now = iter(range(1, 100))
-
-    def slower_and_slower(run):
-        run()
-        return 10.0 + next(now)
-
-    monkeypatch.setattr(timing, "between_events", slower_and_slower)
+def test_graphs_that_were_timed_as_they_came_are_timed_no_more(clock):
     encoder = attention_encoder()
     encoder(torch.randn(20, 8), lengths=[20])
-    assert sorted(measured(encoder).replays.values()) == [11.0 + i for i in range(len(encoder.budgets))]
+    (graphs,), times = encoder.executor.store.sets, times_of(encoder)
+    with torch.no_grad(), times:
+        for budget in encoder.budgets:
+            times.queue(budget)
+        queued = len(clock)
+        costs = timing.measure(graphs, encoder.executor.forward, encoder.budgets, 64 << 10, times)
+    assert len(clock) == queued == timing.REPEATS * len(encoder.budgets)
+    assert set(costs.replays) == set(encoder.budgets)
 
 
 class Positions(nn.Module):

@@ -122,6 +122,7 @@ def test_what_only_the_original_can_answer_it_answers_of_normalised_pixels():
     [
         (lambda: vg.inputs.Normalize((0.5,), (0.5, 0.5)), "as many means as deviations"),
         (lambda: vg.inputs.Normalize((0.5,), (0.0,)), "no deviation of 0"),
+        (lambda: vg.inputs.Normalize((0.5,), (0.5,), 10**400), "one number as rescale"),
         (lambda: vg.inputs.Normalize((0.5,), (float("nan"),)), "all finite"),
         (
             lambda: vg.inputs.Rows("x", (8,), torch.uint8, normalize=vg.inputs.Normalize(MEAN, STD)),
@@ -307,3 +308,9 @@ def test_frames_of_videos_keep_their_channels():
 def test_processors_that_do_not_normalise_are_refused(processor, message):
     with pytest.raises(vg.errors.SpecError, match=re.escape(message)):
         vg.inputs.Normalize.of(processor)
+
+
+def test_the_factor_may_be_an_integer_of_any_size():
+    pixels = torch.ones(2, 1)
+    expected = vg.inputs.Normalize((0.0,), (2.0**70,), 2.0**70)(pixels, torch.float32)
+    assert torch.equal(vg.inputs.Normalize((0.0,), (2.0**70,), 2**70)(pixels, torch.float32), expected)

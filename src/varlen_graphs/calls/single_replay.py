@@ -195,7 +195,7 @@ def _no_graphs() -> None:
 def _fits(spec: BufferSpec) -> bool:
     """Return True for a declaration of packed rows, and of items that one argument describes."""
     layout, rows = spec.layout, spec.row_input
-    if type(layout) not in LAYOUTS or layout.padded or spec.packs:  # subclasses may read items in another way
+    if type(layout) not in LAYOUTS or spec.batched:  # subclasses may read items in another way
         return False
     more = layout.columns or spec.inputs or spec.host_buffers or rows.rows_dim or rows.strip
     return not more and spec.row_multiple == layout.row_multiple

@@ -163,7 +163,7 @@ def _with_columns(spec: BufferSpec, layout: Layout, description: Mapping[str, An
             begins = column.begins(given, len(items))
     if spec.layout.grouped:
         items = [(*item, begin) for item, begin in zip(items, begins, strict=True)]
-    return Layout(tuple(items), layout.length, spec.layout.grouped)
+    return spec.layout.layout(items, layout.length)
 
 
 def _check_batch_to_pack(

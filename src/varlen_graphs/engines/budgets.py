@@ -2,7 +2,7 @@
 
 from varlen_graphs.budgets.ladder import DefaultBudgets, Ladder
 
-DEFAULT = DefaultBudgets(Ladder(step=1.08))
+DEFAULT = DefaultBudgets(Ladder(step=1.1))
 """Default budgets: an engine waits for all of its graphs before its first request.
 
 Calls take about 1.3 % longer than with `Ladder()`, which has 2.6 times as many graphs to wait for.

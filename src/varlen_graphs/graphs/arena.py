@@ -301,7 +301,7 @@ class Arena:
         spec, unit = self._spec, self._spec.row_multiple
         rows = max(unit, min(wanted, self._longest // unit * unit))
         item = sample_item(spec.layout, rows, spec.layout.merge)
-        layout = Layout((item,) * items, rows if spec.layout.padded else 0, spec.layout.grouped)
+        layout = spec.layout.layout([item] * items)
         budget = spec.exact_budget(layout)
         host = {
             b.name: torch.full(b.capacity(budget), b.pad, dtype=b.dtype, device=self.table.device)

@@ -185,6 +185,8 @@ class StateCheck:
                 run_under(partial(run, which), _Writes(shadow))
         later, writes = again()
         changed = shadow.changed()
+        if not (changed or writes.written or fresh.changed()):
+            return None if _close(first, later) else self.mismatch("after a few more calls", self.shadow.changes())
         paths, before = [one.path for one in changed], [_copy(one.now) for one in changed]
         lists = [(one, len(one.own)) for one in changed if isinstance(one.own, list | deque)]
         if not _close(first, later) or not all(_close(again()[0], later) for _ in range(FEW)):

@@ -1,6 +1,5 @@
-"""Time replays and eager runs, once after the capture."""
+"""Time replays, each after its capture, and eager runs, once."""
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -19,9 +18,58 @@ from varlen_graphs.routing.costs import Costs
 FEW_ROWS = 256
 """Rows of an eager run whose time is that of the host alone."""
 
-REPEATS = 4
-REPEATS_MS = 2.0
-"""Largest number of replays in each of two rounds: short ones for about `REPEATS_MS`, others once."""
+REPEATS = 2
+"""Number of replays that are timed."""
+
+
+class ReplayTimes:
+    """Times replays of graphs. The host goes on meanwhile, to capture the next one.
+
+    Replays a budget a few times, with the items that graphs are captured with: longer ones might exceed a limit of the
+    module's own. Floating rows are random: a chip is faster on zeros.
+
+    Args:
+        graphs: The graphs.
+        spec: The declaration.
+    """
+
+    def __init__(self, graphs: GraphSet, spec: BufferSpec) -> None:
+        self._graphs = graphs
+        self._spec = spec
+        self._times: dict[Budget, list[Callable[[], float]]] = {}
+
+    def queue(self, budget: Budget) -> None:
+        """Queue replays of a budget. No sync; a function for a host buffer may raise."""
+        arena = self._graphs.arena
+        if not self._times and arena.rows.is_floating_point():
+            arena.rows.normal_(
+                generator=torch.Generator(arena.rows.device).manual_seed(0)
+            )  # leaves the default generator alone
+        arena.load_layout(self._spec.sample(budget), budget)
+        run = partial(self._graphs.replay, budget)
+        run()  # the first launch of a graph uploads it, and no later one is waited for
+        self._times[budget] = [events_around(run) for _ in range(REPEATS)]
+
+    def milliseconds(self, budgets: Sequence[Budget]) -> dict[Budget, float]:
+        """Return the milliseconds of a replay of each budget, without attention; queue what was not. Syncs.
+
+        The cost of longer segments was timed on attention itself (`GraphSet.per_square`). Of the shortest run, because
+        others may use the device meanwhile.
+        """
+        for budget in sorted(budgets):
+            if budget not in self._times:
+                self.queue(budget)
+        per_square, squares = self._graphs.per_square, self._spec.usage.squares
+        times = {budget: min(time() for time in self._times[budget]) for budget in budgets}
+        return {one: max(1e-6, time - per_square * squares(self._spec.sample(one))) for one, time in times.items()}
+
+    def __enter__(self) -> "ReplayTimes":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Wait until no graph replays: an error drops them."""
+        for *_, last in self._times.values():
+            last()
 
 
 def measure(
@@ -29,28 +77,26 @@ def measure(
     forward: Forward,
     budgets: Sequence[Budget],
     held: int,
+    times: ReplayTimes,
     known: Costs | None = None,
-    replayed: bool = False,
 ) -> Costs:
-    """Time replays of budgets, and the forward eager. Synchronizes with the device.
+    """Time replays of budgets that were not timed at their capture, and the forward eager. Syncs with the device.
 
-    Replays a budget a few times, with the items that graphs are captured with: longer ones might exceed a limit of the
-    module's own. The cost of longer segments was timed on attention itself (`GraphSet.per_square`). Floating rows are
-    random: a chip is faster on zeros. If timing fails, costs stay assumed ones, with a warning: a function for a host
-    buffer may refuse items that no call would bring, and memory may suffice for graphs but not for an eager run.
+    If timing fails, costs stay assumed ones, with a warning: a function for a host buffer may refuse items that no call
+    would bring, and memory may suffice for graphs but not for an eager run.
 
     Args:
         graphs: The graphs to replay.
         forward: The forward to run eager.
         budgets: The budgets to time.
         held: Bytes that the graphs hold in their pool.
+        times: Times of replays; has those of budgets that were timed at their capture.
         known: Costs of budgets that were timed before; then only replays are timed.
-        replayed: True if all graphs were replayed before: the first launch of a graph uploads it.
     """
     try:
         # The pool stays as large as the largest graph needed, which may have been timed before, or dropped.
         bytes_per_row = held / graphs.most_rows + graphs.arena.rows[0].nbytes
-        replays = _replays(graphs, forward.spec, budgets, replayed)
+        replays = times.milliseconds(budgets)
         if known is not None and known.measured:
             return known.with_more(replays, bytes_per_row)
         host, factor = _eager(graphs, forward, replays)
@@ -58,27 +104,6 @@ def measure(
     except Exception as error:  # of the user's code, or the device's
         warn(f"budgets could not be timed, so calls are split by rows alone and always use graphs: {error}")
         return Costs.in_rows(budgets)
-
-
-def _replays(graphs: GraphSet, spec: BufferSpec, budgets: Sequence[Budget], replayed: bool) -> dict[Budget, float]:
-    """Return the milliseconds of a replay of each budget, without attention."""
-    arena = graphs.arena
-    if arena.rows.is_floating_point():
-        arena.rows.normal_(
-            generator=torch.Generator(arena.rows.device).manual_seed(0)
-        )  # leaves the default generator alone
-    samples = {budget: spec.sample(budget) for budget in budgets}
-    times = dict.fromkeys(budgets, math.inf)
-    # A chip takes some tenths of a second to slow down to where its power allows, by up to an eighth. The small budgets
-    # are done by then: from there on, those that compete for a call, of about the same size, meet it in the same state.
-    upward = sorted(budgets)
-    for round_ in (upward, upward[::-1]):
-        for budget in round_:
-            arena.load_layout(samples[budget], budget)
-            run = partial(graphs.replay, budget)
-            launched = replayed or times[budget] < math.inf
-            times[budget] = min(times[budget], device_milliseconds(run, graphs.consensus, launched))
-    return {b: max(1e-6, times[b] - graphs.per_square * spec.usage.squares(samples[b])) for b in budgets}
 
 
 def _eager(graphs: GraphSet, forward: Forward, replays: dict[Budget, float]) -> tuple[float, float]:
@@ -104,24 +129,18 @@ def _few(spec: BufferSpec, budget: Budget) -> Layout:
     return spec.sample(few)
 
 
-def device_milliseconds(run: Callable[[], object], consensus: Consensus, launched: bool = False) -> float:
-    """Return the time of the shortest run, because others may use the device meanwhile."""
-    if not launched:
-        run()  # the first launch of a graph uploads it
-    times = [consensus.same(between_events(run))]
-    while len(times) < REPEATS and sum(times) < REPEATS_MS:
-        times.append(consensus.same(between_events(run)))
-    return min(times)
-
-
-def between_events(run: Callable[[], object]) -> float:
-    """Return the device's milliseconds for one run. Syncs with the device."""
+def events_around(run: Callable[[], object]) -> Callable[[], float]:
+    """Queue a run between two events; return a function that waits for the device's milliseconds of it."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
     run()
     end.record()
-    end.synchronize()
-    return float(start.elapsed_time(end))
+
+    def milliseconds() -> float:
+        end.synchronize()
+        return float(start.elapsed_time(end))
+
+    return milliseconds
 
 
 def host_milliseconds(run: Callable[[], object], consensus: Consensus, repeats: int) -> float:

@@ -21,6 +21,7 @@ from varlen_graphs.graphs.allowance import Allowance
 from varlen_graphs.graphs.arena import Arena
 from varlen_graphs.graphs.bound_forward import BoundForward, outputs_of
 from varlen_graphs.graphs.cached_state import NOT_COMPUTED, ODD, Run, StateCheck, raise_changed_outside, runs_of
+from varlen_graphs.graphs.calibrate import ReplayTimes
 from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.graphs.graph_set import GraphSet, HeldMemory
 from varlen_graphs.graphs.output_form import OutputForm, check_constants
@@ -49,6 +50,7 @@ class GraphCapture:
         fallback: The budget that calls use without the graph of exactly their size, if the capture is of such a one.
         defaults: Budgets that nobody asked for.
         allowance: Decides which of these are left out.
+        times: Times the graph of each budget while the next one is captured; `None` times none.
 
     Attributes:
         check: The check of what the module keeps, if the set has no graphs yet.
@@ -68,6 +70,7 @@ class GraphCapture:
         fallback: Budget | None,
         defaults: Collection[Budget],
         allowance: Allowance,
+        times: ReplayTimes | None,
     ) -> None:
         self._graphs = graphs
         self._original = forward
@@ -76,6 +79,7 @@ class GraphCapture:
         self._fallback = fallback
         self._defaults = frozenset() if fallback else frozenset(defaults)
         self._allowance = allowance
+        self._times = times
         self._bound = partial(BoundForward, static_args=graphs.inputs.static_args, mode=mode)
         self.check = None if graphs else _state_check(forward, self._bound, graphs.arena, call)
         self.eager, self.shadow = self._beside()
@@ -122,7 +126,8 @@ class GraphCapture:
         memory, known = CapturedInputs(graphs.arena.rows.device, "the module", not forward.is_compiled), graphs.memory()
         memory.held, memory.read, memory.state = known.aliases, known.read, known.state
         tried: list[Budget] = []
-        with graphs.dropped_on_error(tried):  # whoever keeps the traceback does not keep the memory
+        # Whoever keeps the traceback of an error does not keep the memory.
+        with graphs.dropped_on_error(tried), self._times or nullcontext():
             self._capture_all(budgets, spare, tried, partial(self._capture, memory))
         graphs.moving |= self.shadow.places().union(*(shadow.places() for shadow in self._shadows))
         own = known.own.union(*(shadow.own() for shadow in self._shadows))
@@ -305,6 +310,8 @@ class GraphCapture:
                 progress.update()
                 if failure is None:
                     graphs.failed.pop(budget, None)
+                    if self._times is not None:
+                        self._times.queue(budget)
                     if first is not None:
                         forget_frames(first)
                         first = None

@@ -21,7 +21,7 @@ from varlen_graphs.errors import BudgetError, CaptureError, InputError, SpecErro
 from varlen_graphs.graphs.allowance import Allowance
 from varlen_graphs.graphs.arena import Arena
 from varlen_graphs.graphs.cached_state import StateCheck
-from varlen_graphs.graphs.calibrate import measure
+from varlen_graphs.graphs.calibrate import ReplayTimes, measure
 from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.graphs.gpu_checks import GpuChecks
 from varlen_graphs.graphs.graph_capture import GraphCapture, reason_of
@@ -295,9 +295,14 @@ class GraphStore:
             if graphs is None:
                 graphs = self._new_set(inputs, timed=is_first)
             self._allowance = self._allowance or Allowance(inputs.device)
+            times = ReplayTimes(graphs, self.forward.spec)
+            at_once = graphs.timed and inputs.device.type == "cuda" and not (fallback or self.budgets.known)
+            if self.forward.spec.host_buffers:  # with what a function makes of such items, nothing runs unchecked
+                at_once = False
             capture = GraphCapture(
-                graphs, self.forward, self.mode, backend, call, fallback, self.budgets.defaults, self._allowance
-            )
+                graphs, self.forward, self.mode, backend, call, fallback, self.budgets.defaults, self._allowance,
+                times if at_once else None,
+            )  # fmt: skip
             try:
                 tried = capture.run(budgets, spare)
             except Exception as error:
@@ -328,7 +333,7 @@ class GraphStore:
                     self._count_seconds("verified in", start)
                     graphs.moving |= capture.shadow.places()
             if graphs.timed and not fallback:
-                self._time(graphs, [one for one in captured if one in graphs], capture.eager, is_first)
+                self._time(graphs, [one for one in captured if one in graphs], capture.eager, is_first, times)
         for budget, reason in failed.items():  # last, because a warning may be an error
             warn(
                 f"the graph of {budget.rows} rows could not be captured, and the budget is disabled: other budgets "
@@ -394,15 +399,21 @@ class GraphStore:
         """Descriptions of tensors that were made during captures and are still referenced."""
         return [kept for graphs in self.sets for kept in graphs.kept_outside]
 
-    def _time(self, graphs: GraphSet, budgets: Sequence[Budget], forward: Forward, is_first: bool) -> None:
-        """Time replays of budgets whose costs are not known from an earlier run."""
+    def _time(
+        self,
+        graphs: GraphSet,
+        budgets: Sequence[Budget],
+        forward: Forward,
+        is_first: bool,
+        times: ReplayTimes,
+    ) -> None:
+        """Time budgets whose costs are not known from an earlier run."""
         before = self.budgets.known
         budgets = [budget for budget in budgets if budget not in before]
         if budgets and graphs.arena.rows.is_cuda:
             start = time.perf_counter()
             known = None if is_first and not before else self.budgets.measured
-            held, replayed = self.pool.bytes(), self.check_graphs is not None
-            self.budgets.learn(measure(graphs, forward, budgets, held, known, replayed))
+            self.budgets.learn(measure(graphs, forward, budgets, self.pool.bytes(), times, known))
             self._count_seconds("budgets timed in", start)
         if (measured := self.consensus.same(self.budgets.measured)) is not None:
             self.budgets.learn(measured)

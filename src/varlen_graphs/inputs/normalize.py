@@ -44,6 +44,7 @@ class Normalize:
         try:
             for name in ("mean", "std"):
                 object.__setattr__(self, name, tuple(map(float, getattr(self, name))))
+            object.__setattr__(self, "rescale", float(self.rescale))  # torch takes no larger integers
             finite = all(map(math.isfinite, (*self.mean, *self.std, self.rescale)))
         except (TypeError, ValueError, OverflowError):
             raise SpecError(

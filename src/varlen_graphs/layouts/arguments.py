@@ -1,7 +1,8 @@
 """Base class of the arguments that describe the items of a call."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -89,6 +90,11 @@ class LayoutArgument(ABC):
     def pads(self) -> tuple[int, ...]:
         """Values of a padding item after `t, h, w`. Each padding item starts an empty group of its own."""
         return (*[column.pad for column in self.columns], *[1] * self.grouped)
+
+    def layout(self, items: Iterable[tuple[int, ...]], length: int = 0) -> Layout:
+        """Return items with their columns; in a padded batch, padded to `length`, or else to the longest of them."""
+        layout = Layout(tuple(items), length, self.grouped)
+        return replace(layout, length=layout.longest) if self.padded and not length else layout
 
     @abstractmethod
     def parse(self, value: Any) -> list[tuple[int, int, int]]:

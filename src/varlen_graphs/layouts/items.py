@@ -1,6 +1,6 @@
 """Items on the host: small integers."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
@@ -37,6 +37,10 @@ class Layout:
         for item in self.items:  # a loop, because a comprehension costs a call of its own
             rows.append(item[0] * item[1] * item[2])  # noqa: PERF401
         vars(self).update(rows=tuple(rows), total=sum(rows), longest=max(rows, default=0))
+
+    def of(self, items: Iterable[tuple[int, ...]], length: int | None = None) -> "Layout":
+        """Return other items in the same arrangement, padded to another length if there is one."""
+        return Layout(tuple(items), self.length if length is None else length, self.grouped)
 
     @property
     def size(self) -> int:

@@ -29,8 +29,7 @@ def sample_layout(layout: LayoutArgument, budget: Budget, windows: Windows | Non
         units -= units % math.isqrt(units)  # nearly a square, never a prime number
     segments = 1 if windows is None else units
     count = min(budget.items, budget.segments // segments, budget.rows // (units * unit))
-    items = (sample_item(layout, units * unit, side),) * count
-    return Layout(items, units * unit if layout.padded else 0, layout.grouped)
+    return layout.layout([sample_item(layout, units * unit, side)] * count)
 
 
 def sample_item(layout: LayoutArgument, rows: int, side: int) -> tuple[int, ...]:

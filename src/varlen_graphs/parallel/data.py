@@ -228,7 +228,7 @@ class DataParallelEncoder:
         if spec.packs:
             batch, padded = spec.batch_of(call.rows)
             call.rows = batch.flatten(0, len(padded))
-        return Layout((), 0, spec.layout.grouped)
+        return spec.layout.layout(())
 
     def _run(
         self, call: Call, layout: Layout, shares: Sequence[ReplayBatch], form: Parts, own_part: Callable[[], Call]
@@ -258,7 +258,7 @@ class DataParallelEncoder:
         """Assign items to ranks; all ranks compute the same assignment."""
         costs, usage = [], self.encoder.spec.usage
         for group in layout.groups:
-            one = Layout(layout.items[group.start : group.stop], layout.length, layout.grouped)
+            one = layout.of(layout.items[group.start : group.stop])
             costs.append(self.weights.cost(one.total, usage.squares(one)))
         tasks = assign(costs, self._ranks.count)
         return [ReplayBatch(None, [item for task in own for item in layout.groups[task]]) for own in tasks]

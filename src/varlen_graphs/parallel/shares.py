@@ -14,4 +14,4 @@ def join_layouts(layouts: Sequence[Layout], argument: LayoutArgument) -> Layout:
         if column.function is not None and items:  # computed from all items
             values = column.parse(column.function(Layout(tuple([item[:3] for item in items]), length)), len(items))
             items = [(*item[:at], value, *item[at + 1 :]) for item, value in zip(items, values, strict=True)]
-    return Layout(tuple(items), length, argument.grouped)
+    return argument.layout(items, length)

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from varlen_graphs.budgets.budget import Budget
 from varlen_graphs.declaration.buffer_spec import BufferSpec
 from varlen_graphs.declaration.other_outputs import OUTPUT_HIDDEN_STATES
-from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import SpecError, counted
 from varlen_graphs.inputs.rows import Rows as InputRows
 from varlen_graphs.layouts.dtypes import module_dtype
@@ -22,8 +21,7 @@ from varlen_graphs.outputs.entries import Entries, Items
 from varlen_graphs.recipes.inspection import RUN_ERRORS
 from varlen_graphs.recipes.modes.masked_conv import FrameCount, MaskedConv
 from varlen_graphs.recipes.rounding import difference
-from varlen_graphs.recipes.towers import device_of
-from varlen_graphs.torch_dispatch.rules_mode import CaptureRulesMode
+from varlen_graphs.recipes.towers import by_the_rules, device_of
 
 BINS = (
     "feature_projection_input_dim", "num_mel_bins", "input_feat_per_channel", "feature_size", "input_feat_size",
@@ -143,14 +141,7 @@ class SpeechModel:
             SpecError: It gives something else.
             CaptureError: It cannot be captured.
         """
-
-        def watched(tower: nn.Module, **arguments: Any) -> Any:
-            return CaptureRulesMode(self.device, "it").watch(lambda: forward(tower, **arguments))
-
-        watched.__signature__ = inspect.signature(forward)  # type: ignore[attr-defined]
-        encoder = GraphedEncoder(
-            self.tower, [Budget.padded(4, 2 * self._start)], spec, forward=watched, backend="eager"
-        )
+        eager = by_the_rules(self.tower, spec, forward, Budget.padded(4, 2 * self._start))
         for lengths in self.calls():
             is_ragged = min(lengths) < max(lengths)
             if is_ragged and not ragged:
@@ -164,7 +155,7 @@ class SpeechModel:
                 self._first: self._batch(lengths, longest, torch.nan),
                 spec.layout.name: self._real(lengths, longest),
             }
-            declared = encoder.eager(**padded, **asked)
+            declared = eager(**padded, **asked)
             got = self._fields(declared)
             for name, expected in self._fields(own).items():
                 self._compare(name, got[name], expected, lengths, self.fields[name])

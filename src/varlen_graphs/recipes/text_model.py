@@ -15,7 +15,6 @@ from torch.nn import functional
 from varlen_graphs.budgets.budget import Budget
 from varlen_graphs.declaration.buffer_spec import BufferSpec
 from varlen_graphs.declaration.other_outputs import OUTPUT_HIDDEN_STATES
-from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import SpecError, counted
 from varlen_graphs.inputs.extra import PerRow
 from varlen_graphs.inputs.rows import Rows as InputRows
@@ -24,7 +23,7 @@ from varlen_graphs.outputs.declared import HIDDEN_STATES, Fields
 from varlen_graphs.outputs.entries import Items, Rows
 from varlen_graphs.recipes.inspection import RUN_ERRORS
 from varlen_graphs.recipes.rounding import difference
-from varlen_graphs.torch_dispatch.rules_mode import CaptureRulesMode
+from varlen_graphs.recipes.towers import by_the_rules
 
 IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
 """Arguments of text encoders."""
@@ -237,15 +236,10 @@ class TextModel:
             SpecError: It gives something else.
             CaptureError: It cannot be captured.
         """
-
-        def watched(model: nn.Module, **arguments: Any) -> Any:
-            return CaptureRulesMode(self.device, "it").watch(lambda: forward(model, **arguments))
-
-        watched.__signature__ = inspect.signature(forward)  # type: ignore[attr-defined]
-        encoder = GraphedEncoder(self.model, [Budget.padded(8, 64)], spec, forward=watched, backend="eager")
+        eager = by_the_rules(self.model, spec, forward, Budget.padded(8, 64))
         for call, output in zip(calls, expected, strict=True):
             mask = call.get(MASK, torch.ones_like(call[IDS])).bool()
-            declared, own = parts_of(encoder.eager(**call), mask), parts_of(output, mask)
+            declared, own = parts_of(eager(**call), mask), parts_of(output, mask)
             for name, tensor in own.items():
                 self._compare(name, declared.get(name), tensor, mask.sum(1).tolist())
 

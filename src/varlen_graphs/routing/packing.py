@@ -35,7 +35,7 @@ class ReplayBatch(NamedTuple):
         """Return the items of this replay, out of those of the call."""
         if len(self.items) == len(layout.items):
             return layout
-        return Layout(tuple(layout.items[i] for i in self.items), self._length(layout), layout.grouped)
+        return layout.of([layout.items[i] for i in self.items], self._length(layout))
 
     def slices(self, layout: Layout, everything: ItemSlice | None = None) -> list[tuple[ItemSlice, ItemSlice]]:
         """Return the slices of rows and items in the call and in the replay, in as few pairs as possible.

@@ -1,6 +1,7 @@
 """Example calls made of others: other rows of the same items, the same items in another order."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -18,10 +19,9 @@ def permuted(spec: BufferSpec, call: Call, layout: Layout, groups: Sequence[rang
     If groups are given, with those alone, padded to the longest of them.
     """
     order = [item for group in reversed(groups or layout.groups) for item in group]
-    items = tuple(layout.items[i] for i in order)
-    kept = Layout(items, layout.length, layout.grouped)
+    kept = layout.of([layout.items[i] for i in order])
     if groups and layout.length:
-        kept = Layout(items, max(kept.rows), layout.grouped)
+        kept = replace(kept, length=kept.longest)
     return order, part_of(spec, call, kept, slices_of(layout, order, kept.length))
 
 

@@ -223,8 +223,7 @@ class SyntheticLayouts:
             begins = [int(at % 3 != 2)] * self._spec.layout.grouped  # two of three items begin a group
             sides = (w, h) if self._spec.layout.has_sides and at % 2 else (h, w)
             items.append((frames, *sides, *own, *begins))
-        length = max(t * h * w for t, h, w, *_ in items) if self._spec.layout.padded else 0
-        return Layout(tuple(items), length, self._spec.layout.grouped)
+        return self._spec.layout.layout(items)
 
     def _exact_layout(self, sizes: Sizes) -> Layout:
         """Return items of exactly these sizes."""
@@ -237,9 +236,7 @@ class SyntheticLayouts:
             sample_item(self._spec.layout, rows, self._spec.layout.merge if rows % side**2 else side)
             for _, rows in sizes
         ]
-        items = tuple((frames, *own[1:]) for (frames, _), own in zip(sizes, sides, strict=True))
-        length = max(t * h * w for t, h, w, *_ in items) if self._spec.layout.padded else 0
-        return Layout(items, length, self._spec.layout.grouped)
+        return self._spec.layout.layout((frames, *own[1:]) for (frames, _), own in zip(sizes, sides, strict=True))
 
     def _fits(self, layout: Layout, budget: Budget) -> bool:
         return min(layout.rows) >= self._spec.min_rows and budget.holds(*self._spec.usage.of(layout))

@@ -151,7 +151,7 @@ def test_a_second_start_does_not_measure(tmp_path, monkeypatch):
     def refuse(*args):
         raise AssertionError("was measured")
 
-    monkeypatch.setattr("varlen_graphs.graphs.calibrate.between_events", refuse)
+    monkeypatch.setattr("varlen_graphs.graphs.calibrate.events_around", refuse)
     second = attention_on_gpu(capture=vg.options.Capture(lazy=True, warmup=path))
     assert second.costs.as_json() == first.executor.store.budgets.measured.as_json()
     used = set(first.stats.replays)

@@ -15,6 +15,7 @@ from varlen_graphs.capture.pool import Pool
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.engines.sglang.towers import RECIPES, NativeTower
 from varlen_graphs.errors import CaptureError, CompilerError, SpecError, StaleGraphError, VarlenGraphsError
+from varlen_graphs.kernels.start import start_triton
 from varlen_graphs.options.capture import Capture
 from varlen_graphs.shadows.shadow import HOSTS
 
@@ -57,6 +58,7 @@ def register() -> None:
         for path in RECIPES:
             HookRegistry.register(f"{path}.forward", _forward, HookType.AROUND)
         loaded = "sglang.srt.model_executor.model_runner.ModelRunner.initialize"
+        HookRegistry.register(loaded, before_initialize, HookType.BEFORE)
         HookRegistry.register(loaded, after_initialize, HookType.AFTER)
         _registered = True
 
@@ -131,6 +133,11 @@ def _forward(own_forward: Any, tower: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _arguments(tower: Any, x: Tensor, grid_thw: Any) -> dict[str, Any]:
     return {"x": x.to(tower.device, non_blocking=True), "grid_thw": grid_thw}
+
+
+def before_initialize(runner: Any) -> None:
+    """Hook before the model runner loads its model, while which Triton starts."""
+    start_triton([torch.empty(0, device=runner.device)])
 
 
 def after_initialize(_: None, runner: Any) -> None:

@@ -12,6 +12,7 @@ from vllm.v1.worker.worker_base import WorkerWrapperBase
 
 from varlen_graphs.engines.vllm.settings import LINE, read_settings
 from varlen_graphs.huggingface.wrap import unwrap
+from varlen_graphs.kernels.start import start_triton
 
 logger = init_logger("vllm.varlen_graphs")
 
@@ -37,6 +38,7 @@ def _with_hooks(init_device: Any) -> Any:
             return init_device(self)
         result = init_device(self)
         worker = self.worker
+        start_triton([torch.empty(0, device=worker.device)])  # while the weights are loaded
         worker.determine_available_memory = _with_captures(worker, self.vllm_config, worker.determine_available_memory)
         return result
 

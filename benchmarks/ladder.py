@@ -1,0 +1,72 @@
+"""How fine a ladder pays: time for padding against the seconds and the memory of its graphs.
+
+Every ladder is captured twice, so that no kernel is compiled in the second capture, whose seconds count, and runs the
+same calls of each trace, one behind the other, so that no launch is waited for. Nothing is timed unless it is about as
+close to float32 as the tower's own run.
+
+- ms: milliseconds of the device for a call, copies in and out included.
+- padding: share of rows of replays.
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import varlen_graphs as vg
+from benchmarks import systems as ways
+from benchmarks.common import collect, facts, headline, table, write_json
+from benchmarks.plan import reference, stream
+from benchmarks.traces import TRACES, trace
+
+
+def main() -> None:
+    """Capture each ladder, measure, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", choices=ways.TOWERS, default="8b")
+    parser.add_argument("--steps", type=float, nargs="+", default=[1.2, 1.1, 1.08, 1.05, vg.Ladder().step])
+    parser.add_argument("--calls", type=int, default=32, help="calls of each trace (32)")
+    parser.add_argument("--rounds", type=int, default=5, help="how often a stream is timed (5)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    result: dict[str, Any] = {**facts(), "tower": options.size, "seed": options.seed, "rows": []}
+    print(f"{headline(result)}, {options.size} tower, bfloat16\n")
+    tower = ways.make_tower(options.size, torch.bfloat16)
+    calls = {name: calls_of(name, options.calls, options.seed) for name in TRACES}
+    check_one = reference(tower, min(calls["mix1"], key=lambda call: call.rows.shape[0]))
+    for step in options.steps:
+        encoder, build = ways.capture_ladder(tower, vg.Ladder(step=step))
+        check_one(encoder)
+        row = {"step": step, **{key: build[key] for key in ("budgets", "capture_s", "timing_s", "capture_gib")}}
+        row["ms"] = {name: stream(encoder, some, options.rounds) for name, some in calls.items()}
+        row["padding"] = {name: ways.padding_share(encoder, some)["padding"] for name, some in calls.items()}
+        result["rows"].append(row)
+        encoder.release()
+        collect()
+        write_json(options.json, result)
+    print(report(result["rows"]))
+
+
+def calls_of(name: str, count: int, seed: int) -> list[ways.Call]:
+    """So many calls of a trace; their rows are parts of one block of random numbers."""
+    layouts = trace(name, count, seed)
+    largest = max(sum(t * h * w for t, h, w in layout) for layout in layouts)
+    source = torch.randn(largest + 16 * len(layouts), ways.ROW, device="cuda", dtype=torch.bfloat16)
+    return [ways.make_call(layout, source, 16 * at) for at, layout in enumerate(layouts)]
+
+
+def report(rows: Sequence[dict[str, Any]]) -> str:
+    """The table: milliseconds of each trace over those of the finest ladder, and padding."""
+    finest = max(rows, key=lambda row: row["budgets"])
+    lines = []
+    for row in rows:
+        traces = (f"{row['ms'][name] / finest['ms'][name]:.3f}, {row['padding'][name]:.1%}" for name in TRACES)
+        lines.append((f"{row['step']:g}", row["budgets"], row["capture_s"], row["capture_gib"], *traces))
+    return table(("step", "graphs", "capture, s", "GiB", *TRACES), lines)
+
+
+if __name__ == "__main__":
+    main()
