@@ -9,15 +9,15 @@ close to float32 as the tower's own run.
 """
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import varlen_graphs as vg
+from benchmarks import page
 from benchmarks import systems as ways
-from benchmarks.common import collect, facts, headline, table, write_json
+from benchmarks.common import collect, facts, headline, write_json
 from benchmarks.plan import reference, stream
 from benchmarks.traces import TRACES, trace
 
@@ -47,7 +47,7 @@ def main() -> None:
         encoder.release()
         collect()
         write_json(options.json, result)
-    print(report(result["rows"]))
+    print(page.ladder(result))
 
 
 def calls_of(name: str, count: int, seed: int) -> list[ways.Call]:
@@ -56,16 +56,6 @@ def calls_of(name: str, count: int, seed: int) -> list[ways.Call]:
     largest = max(sum(t * h * w for t, h, w in layout) for layout in layouts)
     source = torch.randn(largest + 16 * len(layouts), ways.ROW, device="cuda", dtype=torch.bfloat16)
     return [ways.make_call(layout, source, 16 * at) for at, layout in enumerate(layouts)]
-
-
-def report(rows: Sequence[dict[str, Any]]) -> str:
-    """The table: milliseconds of each trace over those of the finest ladder, and padding."""
-    finest = max(rows, key=lambda row: row["budgets"])
-    lines = []
-    for row in rows:
-        traces = (f"{row['ms'][name] / finest['ms'][name]:.3f}, {row['padding'][name]:.1%}" for name in TRACES)
-        lines.append((f"{row['step']:g}", row["budgets"], row["capture_s"], row["capture_gib"], *traces))
-    return table(("step", "graphs", "capture, s", "GiB", *TRACES), lines)
 
 
 if __name__ == "__main__":

@@ -213,6 +213,17 @@ def plan(result: Result) -> str:
     return table(header, lines)
 
 
+def ladder(result: Result) -> str:
+    """Ladders, coarse to fine: seconds, and milliseconds of each trace over those of the finest."""
+    finest = max(result["rows"], key=lambda row: row["budgets"])
+    lines = []
+    for row in result["rows"]:
+        traces = (row["ms"][name] / finest["ms"][name] for name in TRACES)
+        start = row["capture_s"] + row["timing_s"]
+        lines.append((f"{row['step']:g}", row["budgets"], start, row["capture_gib"], *traces))
+    return table(("step", "graphs", "capture, s", "GiB", *TRACES), lines)
+
+
 def service(result: Result) -> str:
     """Start and memory of several models in one process."""
     figures = {
@@ -254,6 +265,7 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "first_call": plain("cache", "made_s", "first_s", "graphs", "longest_s", "new_s", "again_s"),
     "generate": plain("prompt", "tokens", "model_ms", "wrapped_ms", "same_tokens"),
     "plan": plan,
+    "ladder": ladder,
     "parallel": parallel,
     "host": plain("layout", "median_us", "p90_us", "p99_us"),
     "coverage": coverage.rows,

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 import varlen_graphs as vg
-from varlen_graphs.recipes.automatic import SOUND
-from varlen_graphs.recipes.flattened_patches import PATCHES
-from varlen_graphs.recipes.speech import CLIP_MASK, ClipMask
+from varlen_graphs.recipes.automatic.flattened_patches import PATCHES
+from varlen_graphs.recipes.automatic.ways import SOUND
+from varlen_graphs.recipes.sound.speech import CLIP_MASK, ClipMask
 
 GRIDS = [[(8, 8)], [(8, 12), (4, 4)], [(4, 8), (12, 8), (8, 8)], [(16, 8)], [(4, 4)] * 5, [(12, 12), (4, 20)]]
 COUNTS = [1, 2, 3, 5, 7, 4]

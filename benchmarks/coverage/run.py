@@ -10,8 +10,8 @@ import varlen_graphs as vg
 from benchmarks.coverage.calls import Form, direct_calls, find, forms
 from benchmarks.coverage.outcomes import TOLERANCE
 from benchmarks.coverage.tiny import make
-from varlen_graphs.recipes.automatic import SOUND
-from varlen_graphs.recipes.speech import ClipMask
+from varlen_graphs.recipes.automatic.ways import SOUND
+from varlen_graphs.recipes.sound.speech import ClipMask
 
 PADDED = vg.budgets.PaddedLadder(batch=8, length=64, min_batch=8, step=4.0)
 PACKED = [vg.budgets.Budget(rows, items=12, segments=rows // 4) for rows in (512, 4096)]

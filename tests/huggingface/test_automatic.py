@@ -23,7 +23,7 @@ from tests.support.multimodal import (
 from tests.support.text_encoders import IS_OLD
 from tests.support.towers import distance
 from varlen_graphs.recipes import registry
-from varlen_graphs.recipes.by_batch import by_batch
+from varlen_graphs.recipes.automatic.by_batch import by_batch
 
 BATCHES = [1, 2, 4]
 

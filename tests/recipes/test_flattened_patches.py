@@ -5,7 +5,7 @@ import torch
 
 import varlen_graphs as vg
 from tests.support.towers import distance, equal_bits
-from varlen_graphs.recipes.flattened_patches import flattened_patches
+from varlen_graphs.recipes.automatic.flattened_patches import flattened_patches
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 

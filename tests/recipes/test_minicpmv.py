@@ -11,7 +11,7 @@ import varlen_graphs as vg
 from tests.support.contract import check_half_precision, check_padding_contract
 from tests.support.minicpm import SIDE, Resampler, Resampler45, models, original, slices_of
 from tests.support.towers import Adapted, adapt, distance, equal_bits
-from varlen_graphs.recipes.minicpmv import position_buckets, row_positions
+from varlen_graphs.recipes.families.minicpmv import position_buckets, row_positions
 
 VERSIONS = ["2.5", "2.6", "4.5"]
 """Of 4.0 the modules are those of 2.6."""

@@ -11,7 +11,7 @@ from varlen_graphs.recipes import registry
 
 
 def test_importing_the_package_registers_the_recipes_of_all_its_files():
-    files = [name for _, name, _ in pkgutil.iter_modules(vg.recipes.__path__, "varlen_graphs.recipes.")]
+    files = [name for _, name, _ in pkgutil.walk_packages(vg.recipes.__path__, "varlen_graphs.recipes.")]
     code = f"import sys, varlen_graphs; left = {{*{files}}} - {{*sys.modules}}; assert not left, left"
     subprocess.run([sys.executable, "-c", code], check=True)
     own = {recipe for recipe in registry.RECIPES.values() if recipe.__module__ in files}

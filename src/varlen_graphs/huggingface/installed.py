@@ -21,8 +21,8 @@ from varlen_graphs.capture.pool import Pool, inside_capture
 from varlen_graphs.capture.torch_modes import active_mode, watcher
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import CaptureError, CompilerError, InputError, LayoutError, SpecError, warn
-from varlen_graphs.recipes.by_call import CallEncoder, by_call
-from varlen_graphs.recipes.probes.call_models import CallReader
+from varlen_graphs.recipes.automatic.by_call import CallEncoder, by_call
+from varlen_graphs.recipes.automatic.call_models import CallReader
 from varlen_graphs.recipes.registry import METHODS, Method, Recipe
 from varlen_graphs.recipes.tower_encoder import SeveralEncoders
 from varlen_graphs.stats import Stats

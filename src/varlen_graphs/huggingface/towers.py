@@ -12,7 +12,8 @@ from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import SpecError
 from varlen_graphs.huggingface.installed import Understood, installed
 from varlen_graphs.layouts.dtypes import why_not_loaded
-from varlen_graphs.recipes.automatic import (
+from varlen_graphs.recipes.automatic.by_call import by_call
+from varlen_graphs.recipes.automatic.ways import (
     WAYS,
     WITH_TEXTS,
     is_candidate,
@@ -21,12 +22,11 @@ from varlen_graphs.recipes.automatic import (
     merges_texts,
     understand,
 )
-from varlen_graphs.recipes.by_call import by_call
 from varlen_graphs.recipes.inspection import UnknownCallError
-from varlen_graphs.recipes.packed_text import packed_text
 from varlen_graphs.recipes.padding_consumers import PaddingConsumers, modules_around
 from varlen_graphs.recipes.registry import recipe_for
-from varlen_graphs.recipes.speech_encoder import SpeechEncoder
+from varlen_graphs.recipes.sound.speech_encoder import SpeechEncoder
+from varlen_graphs.recipes.texts.packed_text import packed_text
 
 STACKS = (nn.ModuleList, nn.Sequential)
 """Modules that hold layers."""

@@ -14,7 +14,7 @@ from varlen_graphs.huggingface.encoders import Encoders
 from varlen_graphs.huggingface.installed import Installed, Shared, install, installed
 from varlen_graphs.huggingface.towers import find_towers, understood_by_calls
 from varlen_graphs.options.capture import Capture
-from varlen_graphs.recipes.automatic import is_model
+from varlen_graphs.recipes.automatic.ways import is_model
 from varlen_graphs.recipes.registry import handled
 
 M = TypeVar("M", bound=nn.Module)

@@ -21,7 +21,7 @@ from varlen_graphs.layouts.items import Layout
 from varlen_graphs.outputs.declared import Declared, Fields
 from varlen_graphs.outputs.entries import Extent, Items, Rows
 from varlen_graphs.outputs.parts import CONSTANTS
-from varlen_graphs.recipes.precomputed import CountedExtent, HelperCall
+from varlen_graphs.recipes.automatic.precomputed import CountedExtent, HelperCall
 from varlen_graphs.torch_dispatch.profile import profiled
 
 LAYOUTS = ("grid_thw", "image_grid_thw", "feature_lens")

@@ -15,7 +15,7 @@ from varlen_graphs.layouts.dtypes import module_dtype
 from varlen_graphs.layouts.padded import real_rows
 from varlen_graphs.outputs.declared import Fields
 from varlen_graphs.outputs.entries import Entries
-from varlen_graphs.recipes.text_model import IDS, MASK, TextModel
+from varlen_graphs.recipes.texts.text_model import IDS, MASK, TextModel
 from varlen_graphs.recipes.towers import device_of
 from varlen_graphs.shadows.shadow import Shadow
 from varlen_graphs.torch_dispatch.checked_indices import CheckedIndices

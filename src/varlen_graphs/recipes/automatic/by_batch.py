@@ -16,7 +16,8 @@ from varlen_graphs.inputs.extra import PerItem
 from varlen_graphs.inputs.normalize import Normalize
 from varlen_graphs.inputs.rows import Rows as InputRows
 from varlen_graphs.layouts.dtypes import module_dtype
-from varlen_graphs.recipes.fixed_sizes import (
+from varlen_graphs.recipes.automatic.batch_model import FEW, BatchModel
+from varlen_graphs.recipes.automatic.fixed_sizes import (
     INPUTS,
     Shape,
     item_shapes,
@@ -25,7 +26,6 @@ from varlen_graphs.recipes.fixed_sizes import (
 )
 from varlen_graphs.recipes.inspection import RUN_ERRORS, UnknownCallError, never_reads
 from varlen_graphs.recipes.modes.cached_tables import CachedTable, cached_tables, why_changed
-from varlen_graphs.recipes.probes.batch_model import FEW, BatchModel
 from varlen_graphs.recipes.towers import check_loaded, device_of
 from varlen_graphs.shadows.shadow import Shadow
 

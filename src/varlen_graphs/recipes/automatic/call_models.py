@@ -24,10 +24,10 @@ from varlen_graphs.layouts.mask import Mask
 from varlen_graphs.outputs.declared import Declared
 from varlen_graphs.outputs.entries import Items, Rows
 from varlen_graphs.outputs.parts import CONSTANTS, flatten
+from varlen_graphs.recipes.automatic.batch_model import MORE, BatchModel
 from varlen_graphs.recipes.inspection import fields_of, itself
 from varlen_graphs.recipes.modes.cached_tables import CachedTable, cached_tables, why_changed
 from varlen_graphs.recipes.modes.skip_mask_checks import keeps_masks
-from varlen_graphs.recipes.probes.batch_model import MORE, BatchModel
 from varlen_graphs.recipes.rounding import difference
 from varlen_graphs.recipes.towers import device_of
 from varlen_graphs.shadows.shadow import Shadow

@@ -20,13 +20,12 @@ from varlen_graphs.layouts.items import Layout
 from varlen_graphs.layouts.lengths import Lengths
 from varlen_graphs.outputs.declared import HIDDEN_STATES, Declared, Fields
 from varlen_graphs.outputs.parts import flatten
+from varlen_graphs.recipes.automatic.precomputed import GATHERED, HELPERS, CountedExtent, not_replaced, precomputed
 from varlen_graphs.recipes.inspection import RUN_ERRORS, Tower, declare, raised_in
 from varlen_graphs.recipes.modes.longest_segment import LongestSegment
-from varlen_graphs.recipes.precomputed import GATHERED, HELPERS, CountedExtent, not_replaced, precomputed
 from varlen_graphs.recipes.rounding import difference
-from varlen_graphs.recipes.towers import check_loaded
+from varlen_graphs.recipes.towers import by_the_rules, check_loaded
 from varlen_graphs.shadows.shadow import Shadow
-from varlen_graphs.torch_dispatch.rules_mode import CaptureRulesMode
 
 
 def generic(tower: Any, budgets: Budgets | None = None, **options: Any) -> GraphedEncoder:
@@ -94,10 +93,6 @@ def _declare(module: nn.Module) -> tuple[BufferSpec, Callable[..., Any]]:
         with use_attention(module, user=packed), longest:  # `packed` lives as long as the encoder
             return _without(module.forward(**arguments), unknown)
 
-    def watched(module: nn.Module, **arguments: Any) -> Any:
-        rules = CaptureRulesMode(next(module.parameters()).device, "it")
-        return rules.watch(lambda: forward(module, **arguments))
-
     layout = Lengths(tower.layout) if tower.is_audio else GridTHW(tower.layout, merge=found.merge)
     states = _hidden_states(tower, packed, layouts, outputs, found.outputs)
     if states is not None and isinstance(outputs, Fields):
@@ -106,10 +101,10 @@ def _declare(module: nn.Module) -> tuple[BufferSpec, Callable[..., Any]]:
     spec = BufferSpec(
         rows=packed, layout=layout, buffers=found.buffers, outputs=outputs, ignored=ignored, declared_by="recipe"
     )
-    encoder = GraphedEncoder(module, [1024], spec, forward=watched, backend="eager")
+    eager = by_the_rules(module, spec, forward, Budget(1024))
     for items, output in zip(layouts, expected, strict=True):
         try:
-            buffered = encoder.eager(tower.example(packed, items), **{tower.layout: tower.describe(items)})
+            buffered = eager(tower.example(packed, items), **{tower.layout: tower.describe(items)})
         except Exception as error:
             if (helper := raised_in(error, others)) is not None:
                 raise SpecError(f"{not_replaced(helper)}: {error}") from error

@@ -9,7 +9,7 @@ from varlen_graphs.budgets.ladder import Budgets
 from varlen_graphs.declaration.buffer_spec import BufferSpec
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import SpecError
-from varlen_graphs.recipes.by_batch import by_batch
+from varlen_graphs.recipes.automatic.by_batch import by_batch
 from varlen_graphs.recipes.tower_encoder import SeveralEncoders, options_of_others
 
 

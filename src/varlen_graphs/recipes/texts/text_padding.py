@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from varlen_graphs.recipes.text_model import IDS, MASK, TextModel, parts_of
+from varlen_graphs.recipes.texts.text_model import IDS, MASK, TextModel, parts_of
 
 
 class ReadPadding(NamedTuple):

@@ -18,14 +18,14 @@ from varlen_graphs.layouts.batch import Batch
 from varlen_graphs.layouts.item_table import ItemTable
 from varlen_graphs.layouts.mask import Mask
 from varlen_graphs.outputs.declared import HIDDEN_STATES
-from varlen_graphs.recipes.bucketed_text import bucketed_forward, is_bucketed, relative_positions
 from varlen_graphs.recipes.inspection import RUN_ERRORS
 from varlen_graphs.recipes.modes.packed_positions import PackedPositions, Site
 from varlen_graphs.recipes.modes.skip_mask_checks import SkipMaskChecks
 from varlen_graphs.recipes.padding_consumers import NOTHING, PaddingConsumers
-from varlen_graphs.recipes.relative_text import is_relative, relative_forward
-from varlen_graphs.recipes.text_encoder import TextEncoder
-from varlen_graphs.recipes.text_model import (
+from varlen_graphs.recipes.texts.bucketed_text import bucketed_forward, is_bucketed, relative_positions
+from varlen_graphs.recipes.texts.relative_text import is_relative, relative_forward
+from varlen_graphs.recipes.texts.text_encoder import TextEncoder
+from varlen_graphs.recipes.texts.text_model import (
     FARTHEST,
     IDS,
     MASK,
@@ -36,7 +36,7 @@ from varlen_graphs.recipes.text_model import (
     TextModel,
     asks_for_hidden_states,
 )
-from varlen_graphs.recipes.text_padding import ReadPadding
+from varlen_graphs.recipes.texts.text_padding import ReadPadding
 from varlen_graphs.recipes.towers import check_loaded, item_table
 from varlen_graphs.shadows.shadow import Shadow
 

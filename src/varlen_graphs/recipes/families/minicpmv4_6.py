@@ -27,7 +27,7 @@ from varlen_graphs.layouts.item_table import ItemTable
 from varlen_graphs.outputs.declared import Fields
 from varlen_graphs.outputs.entries import Rows
 from varlen_graphs.recipes.blocks import patch_convolution, project_heads, siglip_layers
-from varlen_graphs.recipes.merged_or_whole import MergedOrWhole
+from varlen_graphs.recipes.families.merged_or_whole import MergedOrWhole
 from varlen_graphs.recipes.registry import register
 from varlen_graphs.recipes.towers import attention_buffers, block_places, check_parts, output_class
 from varlen_graphs.recipes.vision_tower import Segments, recorded

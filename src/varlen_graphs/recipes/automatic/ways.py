@@ -9,16 +9,16 @@ from torch import nn
 from varlen_graphs.budgets.ladder import Budgets
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import CaptureError, SpecError
-from varlen_graphs.recipes.by_batch import by_batch
-from varlen_graphs.recipes.fixed_sizes import INPUTS
-from varlen_graphs.recipes.flattened_patches import PATCHES, flattened_patches
-from varlen_graphs.recipes.generic import generic
+from varlen_graphs.recipes.automatic.by_batch import by_batch
+from varlen_graphs.recipes.automatic.fixed_sizes import INPUTS
+from varlen_graphs.recipes.automatic.flattened_patches import PATCHES, flattened_patches
+from varlen_graphs.recipes.automatic.generic import generic
 from varlen_graphs.recipes.inspection import LAYOUTS, UnknownCallError
-from varlen_graphs.recipes.packed_text import packed_text
 from varlen_graphs.recipes.registry import Recipe
-from varlen_graphs.recipes.speech import speech
-from varlen_graphs.recipes.speech_model import MASK_OF
-from varlen_graphs.recipes.text_model import IDS, MASK
+from varlen_graphs.recipes.sound.speech import speech
+from varlen_graphs.recipes.sound.speech_model import MASK_OF
+from varlen_graphs.recipes.texts.packed_text import packed_text
+from varlen_graphs.recipes.texts.text_model import IDS, MASK
 
 SOUND = ("input_features", "input_values")
 """Names that transformers gives to spectrograms and samples."""

@@ -12,9 +12,9 @@ from torch import Tensor
 from varlen_graphs.budgets.ladder import Budgets
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import SpecError
-from varlen_graphs.recipes.minicpmv import MiniCPMVTower, minicpmv, pack_slices, takes_sizes
+from varlen_graphs.recipes.families.minicpmv import MiniCPMVTower, minicpmv, pack_slices, takes_sizes
+from varlen_graphs.recipes.families.resampler import is_temporal
 from varlen_graphs.recipes.registry import METHODS, Method, register
-from varlen_graphs.recipes.resampler import is_temporal
 from varlen_graphs.recipes.towers import check_parts
 
 PARTS = ("vpm", "resampler", "get_vllm_embedding", "config")

@@ -19,8 +19,8 @@ from varlen_graphs.layouts.padded import key_padding_mask, real_rows
 from varlen_graphs.recipes.inspection import RUN_ERRORS
 from varlen_graphs.recipes.modes.masked_conv import FrameCount, MaskedConv
 from varlen_graphs.recipes.padding_consumers import NOTHING, PaddingConsumers
-from varlen_graphs.recipes.speech_encoder import CLIP_MASK, SpeechEncoder
-from varlen_graphs.recipes.speech_model import SpeechModel
+from varlen_graphs.recipes.sound.speech_encoder import CLIP_MASK, SpeechEncoder
+from varlen_graphs.recipes.sound.speech_model import SpeechModel
 from varlen_graphs.recipes.towers import check_loaded
 from varlen_graphs.shadows.shadow import Shadow
 

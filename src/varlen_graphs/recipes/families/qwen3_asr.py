@@ -28,8 +28,8 @@ from varlen_graphs.layouts.lengths import Lengths
 from varlen_graphs.outputs.declared import Fields
 from varlen_graphs.outputs.grid_entries import GridEntries
 from varlen_graphs.recipes.blocks import whisper_layers
-from varlen_graphs.recipes.chunked_clips import CHUNKS, MISSING, ChunkedClips, TowerOfChunks
 from varlen_graphs.recipes.clips import ClipCuts
+from varlen_graphs.recipes.families.chunked_clips import CHUNKS, MISSING, ChunkedClips, TowerOfChunks
 from varlen_graphs.recipes.registry import register
 from varlen_graphs.recipes.towers import check_parts, output_class
 from varlen_graphs.recipes.vision_tower import recorded

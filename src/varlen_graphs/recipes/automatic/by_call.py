@@ -13,7 +13,7 @@ from varlen_graphs.budgets.ladder import Budgets
 from varlen_graphs.declaration.static_args import alike
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import SpecError
-from varlen_graphs.recipes.probes.call_models import CallForm, CallReader, Learned, learn
+from varlen_graphs.recipes.automatic.call_models import CallForm, CallReader, Learned, learn
 from varlen_graphs.recipes.tower_encoder import SeveralEncoders, options_of_others
 from varlen_graphs.recipes.towers import check_loaded
 

@@ -23,9 +23,9 @@ from varlen_graphs.layouts.grids import GridHW
 from varlen_graphs.layouts.item_table import ItemTable
 from varlen_graphs.outputs.declared import Fields
 from varlen_graphs.outputs.entries import Items, Rows
+from varlen_graphs.recipes.automatic.by_batch import by_batch
 from varlen_graphs.recipes.blocks import project_heads
-from varlen_graphs.recipes.by_batch import by_batch
-from varlen_graphs.recipes.packed_or_batch import PackedOrBatch
+from varlen_graphs.recipes.families.packed_or_batch import PackedOrBatch
 from varlen_graphs.recipes.registry import register
 from varlen_graphs.recipes.towers import check_parts, item_table, output_class
 from varlen_graphs.recipes.vision_tower import Segments, recorded

@@ -30,7 +30,7 @@ from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import InputError, SpecError
 from varlen_graphs.inputs.rows import Rows as InputRows
 from varlen_graphs.recipes.blocks import patch_convolution, siglip_layers
-from varlen_graphs.recipes.resampler import (
+from varlen_graphs.recipes.families.resampler import (
     TIMES,
     Keys,
     check_resampler,

@@ -10,7 +10,7 @@ from varlen_graphs.capture.outer_compiler import not_compiled
 from varlen_graphs.declaration.buffer_spec import BufferSpec
 from varlen_graphs.errors import InputError, LayoutError, counted
 from varlen_graphs.recipes.padding_consumers import PaddingConsumers
-from varlen_graphs.recipes.speech_model import SpeechModel
+from varlen_graphs.recipes.sound.speech_model import SpeechModel
 from varlen_graphs.recipes.tower_encoder import TowerEncoder
 
 CLIP_MASK = "clip_mask"

@@ -1,0 +1,1 @@
+"""Recipes of families of towers by name, one thin file each."""

@@ -1,0 +1,1 @@
+"""The recipe of speech encoders, and what it finds out of them."""

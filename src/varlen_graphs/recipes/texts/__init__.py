@@ -1,0 +1,1 @@
+"""The recipe of text encoders, and what it finds out of them."""
