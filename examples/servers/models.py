@@ -25,9 +25,9 @@ class Served:
     def start(self, *encoders):
         self.captures = {encoder: encoder.capture_in_background() for encoder in encoders}
 
-    def metrics(self, prefix, **labels):
-        ends = ["", *(f"_{at}" for at in range(1, len(self.captures)))]
-        return "".join(map(lambda one, end: one.stats.prometheus(prefix + end, **labels), self.captures, ends))
+    def encoders(self, name):
+        """Return the encoders by names for metrics."""
+        return {name if at == 0 else f"{name} {at}": one for at, one in enumerate(self.captures)}
 
     def stop(self):
         """Free the graphs."""

@@ -5,7 +5,7 @@
     curl --data-binary "some text" localhost:8000/sentences
 
 `GET /metrics` is for Prometheus; `POST /sentences/reload` loads a model anew while the old one answers. Each worker has
-models and metrics of its own. With two workers or more, one that dies, as it does when CUDA has failed, is replaced.
+models and metrics of its own. With several, one that dies, as it does when CUDA has failed, is replaced.
 """
 
 import argparse
@@ -18,6 +18,7 @@ from typing import Literal
 import uvicorn
 from fastapi import FastAPI, HTTPException, Request, Response
 
+import varlen_graphs as vg
 from examples.servers.device import end_if_broken
 from examples.servers.models import MODELS
 
@@ -77,9 +78,8 @@ app = FastAPI(lifespan=lifespan)
 
 @app.get("/metrics")
 async def metrics():
-    models = {name: batcher.model for name, batcher in app.state.batchers.items()}
-    pages = (model.metrics(f"varlen_graphs_{name}", worker=os.getpid()) for name, model in models.items())
-    return Response("".join(pages), media_type="text/plain")
+    encoders = {at: one for name, each in app.state.batchers.items() for at, one in each.model.encoders(name).items()}
+    return Response(vg.stats.prometheus(encoders, worker=os.getpid()), media_type="text/plain")
 
 
 @app.post("/{name}")

@@ -19,6 +19,7 @@ from ray import serve
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 
+import varlen_graphs as vg
 from examples.servers.device import DEVICE, end_if_broken
 from examples.servers.models import MODELS
 
@@ -40,7 +41,7 @@ class Replica:
     async def __call__(self, request: Request):
         if request.method == "GET":
             replica = serve.get_replica_context().replica_id.unique_id
-            return PlainTextResponse(self.model.metrics(f"varlen_graphs_{self.name}", replica=replica))
+            return PlainTextResponse(vg.stats.prometheus(self.model.encoders(self.name), replica=replica))
         try:
             read = await asyncio.to_thread(self.model.read, await request.body())
         except ValueError as error:

@@ -15,7 +15,8 @@ from varlen_graphs.budgets.ladder import Budgets
 from varlen_graphs.calls.assemble import assemble, check_options
 from varlen_graphs.calls.background import Background
 from varlen_graphs.calls.capture_queue import CaptureQueue
-from varlen_graphs.calls.html import page
+from varlen_graphs.calls.gauges import gauges
+from varlen_graphs.calls.html import Section, page
 from varlen_graphs.calls.report import report
 from varlen_graphs.calls.staging import Stage, stage
 from varlen_graphs.calls.warmup_file import WarmupSection, write_sections
@@ -32,6 +33,7 @@ from varlen_graphs.errors import BudgetError, InputError, SpecError, counted
 from varlen_graphs.options.capture import Capture
 from varlen_graphs.options.gpu_layouts import GpuLayouts, LayoutCheck
 from varlen_graphs.options.verify import Verify
+from varlen_graphs.prometheus import Metric
 from varlen_graphs.routing.costs import Costs
 from varlen_graphs.routing.router import OnMiss
 from varlen_graphs.stats import Stats
@@ -297,8 +299,13 @@ class GraphedEncoder(nn.Module):
         """
         text = report(repr(self), self.executor.store, self.stats)
         if path is not None:
-            Path(path).write_text(page(repr(self), text, self.costs, self.stats), encoding="utf-8")
+            section = Section("", text, self.costs, self.stats)
+            Path(path).write_text(page(repr(self), [section]), encoding="utf-8")
         return text
+
+    def metrics(self) -> list[Metric]:
+        """Return counters and gauges for `vg.stats.prometheus`. Waits for nobody."""
+        return [*self.stats.metrics(), *gauges(self.executor.store)]
 
     def poison(self) -> None:
         """Fill the pool, outputs included, with NaN, and floating rows of the arena with NaN, infinity and 1e4 in turn.

@@ -4,7 +4,7 @@ Source: https://prometheus.io/docs/instrumenting/exposition_formats/#text-based-
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from varlen_graphs.errors import InputError
@@ -27,27 +27,38 @@ class Metric(NamedTuple):
         return "counter" if self.name.endswith("_total") else "gauge"
 
 
-def exposition(metrics: Sequence[Metric], prefix: str, labels: Mapping[str, object]) -> str:
-    """Format metrics, without those that have no samples."""
+Source = tuple[Sequence[Metric], Mapping[str, object]]
+"""Metrics of one encoder, and labels of all their samples."""
+
+
+def exposition(sources: Sequence[Source], prefix: str) -> str:
+    """Format metrics, each name once with the samples of all sources; those without samples are left out."""
     if not NAME.fullmatch(prefix):
         raise InputError(f"prefix {prefix!r}: expected letters, digits, '_' and ':', not starting with a digit")
-    own = {label for metric in metrics for label in metric.labels}
+    found: dict[str, tuple[Metric, list[str]]] = {}
+    for metrics, labels in sources:
+        _check_labels(labels, {label for metric in metrics for label in metric.labels})
+        for metric in metrics:
+            _, lines = found.setdefault(metric.name, (metric, []))
+            for values, value in metric.samples:
+                given = [*labels.items(), *zip(metric.labels, values, strict=True)]
+                pairs = ",".join(f'{label}="{_quoted(text)}"' for label, text in given)
+                lines.append(
+                    f"{prefix}_{metric.name}{{{pairs}}} {value}" if pairs else f"{prefix}_{metric.name} {value}"
+                )
+    text = []
+    for name, (metric, lines) in found.items():
+        if lines:
+            text += [f"# HELP {prefix}_{name} {_escaped(metric.help)}", f"# TYPE {prefix}_{name} {metric.type}", *lines]
+    return "".join(f"{line}\n" for line in text)
+
+
+def _check_labels(labels: Mapping[str, object], own: Collection[str]) -> None:
     for label in labels:
         if not LABEL.fullmatch(label):
             raise InputError(f"label {label!r}: expected letters, digits and '_', not starting with a digit or '__'")
         if label in own:
             raise InputError(f"label {label!r} is a label of the metrics themselves: use another name")
-    lines = []
-    for metric in metrics:
-        if not metric.samples:
-            continue
-        name = f"{prefix}_{metric.name}"
-        lines += [f"# HELP {name} {_escaped(metric.help)}", f"# TYPE {name} {metric.type}"]
-        for values, value in metric.samples:
-            given = [*labels.items(), *zip(metric.labels, values, strict=True)]
-            pairs = ",".join(f'{label}="{_quoted(text)}"' for label, text in given)
-            lines += [f"{name}{{{pairs}}} {value}" if pairs else f"{name} {value}"]
-    return "".join(f"{line}\n" for line in lines)
 
 
 def _escaped(text: str) -> str:

@@ -1,13 +1,14 @@
 """Counters of an encoder."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass, field
 from threading import RLock
-from typing import Any
+from typing import Any, Protocol
 
 from varlen_graphs.budgets.budget import Budget
+from varlen_graphs.errors import InputError
 from varlen_graphs.prometheus import Metric, exposition
 
 
@@ -179,20 +180,8 @@ class Stats:
                 ],
             }
 
-    def prometheus(self, prefix: str = "varlen_graphs", **labels: object) -> str:
-        """Return a consistent snapshot in the text format that Prometheus scrapes.
-
-            encoder.stats.prometheus(model="vision")
-
-        A page must not repeat a name: give each encoder its own prefix.
-
-        Args:
-            prefix: Prefix of all metric names.
-            **labels: Labels of every sample.
-
-        Raises:
-            InputError: The prefix or a label is not a valid name, or the counters have the label themselves.
-        """
+    def metrics(self) -> list[Metric]:
+        """Return a consistent snapshot as metrics for `prometheus`."""
         now = self.as_dict()
         metrics = [Metric(f"{name}_total", text, (), [((), now[name])]) for name, text in _OF_ALL.items()]
         reasons = [((reason,), count) for reason, count in now["eager"].items()]
@@ -204,7 +193,51 @@ class Stats:
             Metric(f"budget_{name}_total", text, _LABELS, [(own, each[name]) for own, each in budgets])
             for name, text in _OF_BUDGETS.items()
         ]
-        return exposition(metrics, prefix, labels)
+        return metrics
+
+    def prometheus(self, prefix: str = "varlen_graphs", **labels: object) -> str:
+        """Return a consistent snapshot in the text format that Prometheus scrapes.
+
+            encoder.stats.prometheus(model="vision")
+
+        A page must not repeat a name: `vg.stats.prometheus` makes one page of several encoders.
+
+        Args:
+            prefix: Prefix of all metric names.
+            **labels: Labels of every sample.
+
+        Raises:
+            InputError: The prefix or a label is not a valid name, or the counters have the label themselves.
+        """
+        return exposition([(self.metrics(), labels)], prefix)
+
+
+class Measured(Protocol):
+    """What has metrics: an encoder, or its counters alone."""
+
+    def metrics(self) -> list[Metric]:
+        """Return metrics."""
+
+
+def prometheus(encoders: Mapping[str, Measured], prefix: str = "varlen_graphs", **labels: object) -> str:
+    """Return the metrics of several encoders in the text format that Prometheus scrapes.
+
+        page = vg.stats.prometheus({"vision": vision, "text": text}, model="a name")
+
+    Each sample has the label `encoder`, the name of its encoder here. The pages of encoders have gauges beside the
+    counters of `Stats`: of their graphs, memory and captures.
+
+    Args:
+        encoders: Encoders, or their `stats`, by names.
+        prefix: Prefix of all metric names.
+        **labels: More labels of every sample.
+
+    Raises:
+        InputError: The prefix or a label is not a valid name, or the metrics have the label themselves.
+    """
+    if "encoder" in labels:
+        raise InputError("label 'encoder' is the name of an encoder: use another name")
+    return exposition([(one.metrics(), {"encoder": name, **labels}) for name, one in encoders.items()], prefix)
 
 
 _LABELS = ("rows", "items", "segments", "max_seqlen")

@@ -12,15 +12,20 @@ from hypothesis import strategies as st
 
 import varlen_graphs as vg
 from tests.support.encoders import attention_encoder
-from varlen_graphs.calls.html import page
+from varlen_graphs.calls import html
 from varlen_graphs.stats import Stats
 
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def parsed(html):
+def page(name, text, costs, stats):
+    """The page of one encoder."""
+    return html.page(name, [html.Section("", text, costs, stats)])
+
+
+def parsed(text):
     """The page as a tree; an error if it is not well-formed."""
-    return ElementTree.fromstring(html.removeprefix("<!DOCTYPE html>"))
+    return ElementTree.fromstring(text.removeprefix("<!DOCTYPE html>"))
 
 
 def titles(figure):
@@ -32,8 +37,7 @@ def test_a_report_is_written_as_a_page(tmp_path):
     for lengths in ([20], [30, 30], [100]):
         encoder(torch.randn(sum(lengths), 8), lengths=lengths)
     text = encoder.report(tmp_path / "report.html")
-    html = (tmp_path / "report.html").read_text(encoding="utf-8")
-    tree = parsed(html)
+    tree = parsed((tmp_path / "report.html").read_text(encoding="utf-8"))
     assert text == encoder.report() == tree.find(".//pre").text
     assert tree.find(".//h1").text == repr(encoder)
     cost, replays, rows = tree.iter(f"{SVG}svg")
@@ -47,10 +51,10 @@ def test_a_report_is_written_as_a_page(tmp_path):
 
 def test_a_page_loads_nothing_from_elsewhere():
     costs = vg.routing.Costs({vg.budgets.Budget(64): 1.0, vg.budgets.Budget(128): 2.0}, host=9.0, bytes_per_row=2.0**14)
-    html = page("Encoder", "text", costs, Stats())
-    assert not re.search(r"<(script|link|img|iframe)|src=|href=|url\(|@import", html)
-    assert [*re.findall(r"https?://[^\"]*", html)] == ["http://www.w3.org/2000/svg"] * 4
-    assert titles([*parsed(html).iter(f"{SVG}svg")][-1]) == ["64 rows: 1", "128 rows: 2"]  # MiB
+    made = page("Encoder", "text", costs, Stats())
+    assert not re.search(r"<(script|link|img|iframe)|src=|href=|url\(|@import", made)
+    assert [*re.findall(r"https?://[^\"]*", made)] == ["http://www.w3.org/2000/svg"] * 4
+    assert titles([*parsed(made).iter(f"{SVG}svg")][-1]) == ["64 rows: 1", "128 rows: 2"]  # MiB
 
 
 def test_what_a_module_is_called_is_no_markup():
@@ -61,11 +65,11 @@ def test_what_a_module_is_called_is_no_markup():
 
 @given(st.text(st.characters()))
 def test_any_text_makes_a_page_that_is_well_formed(text):
-    html = page(
+    made = page(
         "Encoder", f"RuntimeError: \x1b[31mred\x1b[0m{text}", vg.routing.Costs.in_rows([vg.budgets.Budget(64)]), Stats()
     )
-    html.encode()
-    assert parsed(html).find(".//pre").text.startswith("RuntimeError: [31mred[0m")
+    made.encode()
+    assert parsed(made).find(".//pre").text.startswith("RuntimeError: [31mred[0m")
 
 
 def test_replays_of_budgets_that_are_gone_are_told(tmp_path):

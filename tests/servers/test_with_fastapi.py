@@ -77,8 +77,8 @@ def test_answers_under_load_are_right_from_the_first_second_and_graphs_come(serv
     assert load(server, seed=1) == []
     text = page(f"{server}/metrics")
     for name in BODIES:
-        assert f'varlen_graphs_{name}_budget_replays_total{{worker="{os.getpid()}"' in text
-        assert f"# TYPE varlen_graphs_{name}_calls_total counter" in text
+        assert f'varlen_graphs_budget_replays_total{{encoder="{name}",worker="{os.getpid()}"' in text
+    assert text.count("# TYPE varlen_graphs_calls_total counter") == 1
 
 
 def test_requests_that_wait_together_are_answered_in_one_call(server, monkeypatch):

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from html import escape
+from typing import NamedTuple
 
 from varlen_graphs.budgets.budget import Budget
 from varlen_graphs.routing.costs import Costs
@@ -32,25 +33,48 @@ polyline { fill: none; stroke: var(--accent); stroke-width: 2; } circle { fill: 
 """
 
 
-def page(name: str, text: str, costs: Costs, stats: Stats) -> str:
-    """Return the page, as HTML that is also well-formed XML.
+class Section(NamedTuple):
+    """An encoder on the page.
 
-    Args:
-        name: Name of the encoder.
-        text: The table.
+    Attributes:
+        title: Its name among others.
+        text: Its report.
         costs: Costs of the enabled budgets, if any.
         stats: Counters, dropped budgets included.
     """
-    parts = [f"<h2>{escape(title)}</h2>\n{figure}" for title, figure in _figures(costs, stats).items()]
-    name, text = (_NO_XML.sub("", each) for each in (name, text))
+
+    title: str
+    text: str
+    costs: Costs
+    stats: Stats
+
+
+def page(name: str, sections: Sequence[Section], text: str = "") -> str:
+    """Return the page, as HTML that is also well-formed XML.
+
+    Args:
+        name: Name of the encoder, or of the model.
+        sections: The encoders.
+        text: What is said ahead of them.
+    """
+    parts = [f"<pre>{_escaped(text)}</pre>"] if text else []
+    for one in sections:
+        parts += [f"<h1>{_escaped(one.title)}</h1>"] if one.title else []
+        parts += [f"<h2>{escape(title)}</h2>\n{figure}" for title, figure in _figures(one.costs, one.stats).items()]
+        parts.append(f"<h2>Report</h2>\n<pre>{_escaped(one.text)}</pre>")
+    head = f"<title>{_escaped(name)}</title>\n<style>{STYLE}</style>"
     return "\n".join(
         [
-            '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8"/>',
-            f"<title>{escape(name)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<h1>{escape(name)}</h1>",
+            f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8"/>\n{head}\n</head>',
+            f"<body>\n<h1>{_escaped(name)}</h1>",
             *parts,
-            f"<h2>Report</h2>\n<pre>{escape(text)}</pre>\n</body>\n</html>\n",
+            "</body>\n</html>\n",
         ]
     )
+
+
+def _escaped(text: str) -> str:
+    return escape(_NO_XML.sub("", text))
 
 
 def _figures(costs: Costs, stats: Stats) -> dict[str, str]:

@@ -1,17 +1,26 @@
 """The encoders of a wrapped model."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, Self, TypeVar
 
+from varlen_graphs.calls.html import Section, page
 from varlen_graphs.calls.warmup_file import write_sections
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import SpecError, counted
 from varlen_graphs.huggingface.installed import Installed
-from varlen_graphs.stats import Stats
+from varlen_graphs.stats import Stats, prometheus
+from varlen_graphs.verify.given_calls import Verified
+
+Result = TypeVar("Result")
 
 
 class Encoders(dict[str, GraphedEncoder]):
-    """Encoders of a wrapped model by the paths of their towers.
+    """Encoders of a wrapped model by the paths of their towers; what one of them can do, this does for all.
+
+    An error of one of them has a note with its path.
 
     Attributes:
         how: Names of the recipes that graph the towers, by path.
@@ -41,6 +50,69 @@ class Encoders(dict[str, GraphedEncoder]):
                 self.how[path] = one.tower.recipe.__name__
                 self.stats[path] = one.stats
 
+    def capture(self) -> Self:
+        """Capture all graphs now: see `GraphedEncoder.capture`. Again for the static arguments that have some already.
+
+        Raises:
+            SpecError: An encoder needs a call to know the shape of its rows: give it one.
+        """
+
+        def capture(path: str, one: GraphedEncoder) -> None:
+            for static_args in [graphs.inputs.static_args for graphs in one.executor.store.sets] or [{}]:
+                one.capture(**static_args)
+
+        self._each(capture)
+        return self
+
+    def capture_in_background(self) -> dict[str, "Future[None]"]:
+        """Capture in threads, by path: see `GraphedEncoder.capture_in_background`."""
+        return self._each(lambda path, one: one.capture_in_background())
+
+    def check(self) -> None:
+        """Check what graphs read, and layouts that only the GPU has seen: see `GraphedEncoder.check`."""
+        self._each(lambda path, one: one.check())
+
+    def verify(
+        self, calls: Mapping[str, Iterable[Mapping[str, Any]]], *, tolerance: float | None = None
+    ) -> dict[str, Verified]:
+        """Verify encoders on example calls of each, by path: see `GraphedEncoder.verify`.
+
+        Raises:
+            SpecError: There is no encoder at a path.
+        """
+        if unknown := [path for path in calls if path not in self]:
+            raise SpecError(f"there is no encoder at {unknown}: expected paths among {[*self]}")
+        return self._each(lambda path, one: one.verify(calls[path], tolerance=tolerance), [*calls])
+
+    def release(self) -> None:
+        """Free all graphs; later calls capture anew: see `GraphedEncoder.release`."""
+        self._each(lambda path, one: one.release())
+
+    def bytes(self) -> int:
+        """Return the bytes that graphs, arenas and pools hold, each pool once."""
+        pools = {id(one.pool): one.pool for one in self.values()}.values()
+        return sum(one.bytes() - one.pool.bytes() for one in self.values()) + sum(pool.bytes() for pool in pools)
+
+    def prometheus(self, prefix: str = "varlen_graphs", **labels: object) -> str:
+        """Return one page of metrics, with the path of a tower as the label `encoder`: see `vg.stats.prometheus`.
+
+        Towers without an encoder have counters, too: of calls that run eager.
+        """
+        return prometheus({**self.stats, **self}, prefix, **labels)
+
+    def _each(
+        self, run: Callable[[str, GraphedEncoder], Result], paths: Sequence[str] | None = None
+    ) -> dict[str, Result]:
+        """Return what a function returns for each encoder, or for some, by path."""
+        found = {}
+        for path in [*self] if paths is None else paths:
+            try:
+                found[path] = run(path, self[path])
+            except Exception as error:
+                error.add_note(f"in the encoder of {path!r}")
+                raise
+        return found
+
     def save_warmup(self, path: str | os.PathLike[str]) -> None:
         """Write the measurements of all encoders to one file, for `wrap(model, capture=Capture(warmup=path))`.
 
@@ -49,15 +121,28 @@ class Encoders(dict[str, GraphedEncoder]):
         if sections := [one for encoder in self.values() for one in encoder.warmup_sections()]:
             write_sections(path, sections)
 
-    def report(self) -> str:
-        """Return how each tower was understood, what ran eager and why, and the report of each encoder."""
+    def report(self, path: str | os.PathLike[str] | None = None) -> str:
+        """Return how each tower was understood, what ran eager and why, and the report of each encoder.
+
+        With a path, such as `"report.html"`, it is also written there as a page with figures.
+        """
+        eager, lines, sections = self._report_of_eager(), list[str](), list[Section]()
+        for place, one in self.items():
+            title, text = self._title(place), one.report()
+            lines += [title, *(f"  {line}" for line in text.splitlines())]
+            sections.append(Section(title, text, one.costs, one.stats))
+        if path is not None:
+            Path(path).write_text(page("The towers of a model", sections, "\n".join(eager)), encoding="utf-8")
+        return "\n".join(lines + eager) or "no tower is wrapped"
+
+    def _title(self, path: str) -> str:
+        name = type(self[path].module).__name__
+        return f"{path or name}: {name}, graphed by {self.how[path]}"
+
+    def _report_of_eager(self) -> list[str]:
         lines = []
-        for path, encoder in self.items():
-            name = type(encoder.module).__name__
-            lines.append(f"{path or name}: {name}, graphed by {self.how[path]}")
-            lines += [f"  {line}" for line in str(encoder.report()).splitlines()]
         for path, reason in self.eager.items():
             lines.append(f"{path or 'the model itself'}: eager, {reason}")
             if path in self.stats:
                 lines += [f"  {counted(count, 'call')}: {why}" for why, count in self.stats[path].eager.items()]
-        return "\n".join(lines) or "no tower is wrapped"
+        return lines

@@ -1,6 +1,5 @@
 """`python -m varlen_graphs serve`: the server of transformers, with the models that it loads wrapped."""
 
-import re
 import sys
 import weakref
 from collections.abc import Callable, Sequence
@@ -12,6 +11,7 @@ from varlen_graphs.capture.mode import BackendName
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.huggingface.wrap import encoders, unwrap, wrap
 from varlen_graphs.options.capture import Capture
+from varlen_graphs.stats import prometheus
 
 
 class ServerError(RuntimeError):
@@ -42,23 +42,23 @@ def run_serve(arguments: Sequence[str], backend: BackendName) -> int:
     if not hasattr(managers.ModelManager, "_load_model"):
         raise ServerError("the server of this transformers loads models in another way: expected transformers 5.23")
 
-    graphed: dict[str, weakref.ref[GraphedEncoder]] = {}  # by the prefix of their metrics
+    graphed: dict[str, weakref.ref[GraphedEncoder]] = {}  # by the names that metrics have for them
     build: Callable[..., Any] = servers.build_server
 
     class GraphedModels(managers.ModelManager):
         def _load_model(self, name: str, *args: Any, gguf_file: str | None = None, **options: Any) -> nn.Module:
             model: nn.Module = super()._load_model(name, *args, gguf_file=gguf_file, **options)
             own = name if gguf_file is None else f"{name}:{gguf_file}"  # as the manager tells models apart
-            for prefix, encoder in wrap_loaded(model, backend, own).items():
-                graphed[prefix] = weakref.ref(encoder)  # another one if the model was loaded before
+            for label, encoder in wrap_loaded(model, backend, own).items():
+                graphed[label] = weakref.ref(encoder)  # another one if the model was loaded before
             return model
 
     def build_with_metrics(*args: Any, **options: Any) -> Any:
         app = build(*args, **options)
 
         def metrics() -> PlainTextResponse:
-            living = ((prefix, encoder()) for prefix, encoder in graphed.copy().items())
-            return PlainTextResponse("".join(one.stats.prometheus(prefix) for prefix, one in living if one is not None))
+            living = ((label, encoder()) for label, encoder in graphed.copy().items())
+            return PlainTextResponse(prometheus({label: one for label, one in living if one is not None}))
 
         app.add_api_route("/metrics", metrics)
         return app
@@ -79,7 +79,7 @@ def wrap_loaded(model: nn.Module, backend: BackendName, name: str = "") -> dict[
         name: Tells it from other models of its class.
 
     Returns:
-        Its encoders, by prefixes for the names of their metrics.
+        Its encoders, by names for the label `encoder` of their metrics.
     """
     kind = type(model).__name__
     try:
@@ -87,11 +87,10 @@ def wrap_loaded(model: nn.Module, backend: BackendName, name: str = "") -> dict[
         if backend == "cuda" and (device is None or device.type != "cuda"):
             raise ServerError(f"its weights are on {device}, graphs of CUDA are for GPUs; try --backend tape on a CPU")
         found = encoders(wrap(model, backend=backend, capture=Capture(lazy=True)))
-        for encoder in found.values():
-            encoder.capture_in_background()
+        found.capture_in_background()
         print(f"varlen_graphs: {found.report()}", file=sys.stderr)
     except Exception as error:  # whatever it is, the model can be served
         unwrap(model)
         print(f"varlen_graphs: {kind} is served as it is: {error}", file=sys.stderr)
         return {}
-    return {re.sub(r"[^a-zA-Z0-9_]", "_", f"varlen_graphs_{name}_{kind}_{path}"): one for path, one in found.items()}
+    return {" ".join(filter(None, (name, kind, path))): one for path, one in found.items()}
