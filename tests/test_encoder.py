@@ -351,6 +351,7 @@ def test_a_capture_that_takes_long_shows_how_far_it_is(monkeypatch):
     terminal, encoder = slow_terminal(monkeypatch), shaped_encoder().capture()
     shown = terminal.getvalue()
     assert re.search(rf"capturing: \d/{len(encoder.budgets)} graphs", shown)
+    assert re.search(rf"verifying: \d/{len(encoder.budgets)} graphs", shown)
     assert not shown.rpartition("\r")[2].strip()  # and leaves nothing behind
     monkeypatch.setenv("TQDM_DISABLE", "1")
     shaped_encoder().capture()
@@ -358,6 +359,16 @@ def test_a_capture_that_takes_long_shows_how_far_it_is(monkeypatch):
     monkeypatch.setattr(Terminal, "isatty", lambda self: False)
     shaped_encoder().capture()
     assert terminal.getvalue() == shown
+
+
+def test_the_log_has_one_line_for_a_new_set_of_graphs(caplog):
+    caplog.set_level("INFO", "varlen_graphs")
+    encoder = shaped_encoder()
+    encoder.capture().capture()
+    (line,) = (record.getMessage() for record in caplog.records if record.name == "varlen_graphs")
+    rows = [budget.rows for budget in encoder.budgets]
+    made = rf"Attention has {len(rows)} graphs? of {min(rows)} to {max(rows)} rows"
+    assert re.fullmatch(rf"{made}; captured in \d\.\d s; verified in \d\.\d s", line)
 
 
 @pytest.mark.parametrize("error", [OSError, ValueError, KeyboardInterrupt])

@@ -299,7 +299,7 @@ class GraphCapture:
         graphs = self._graphs
         first: Exception | None = None
         waiting, spare = deque(sorted(budgets, reverse=True)), deque(sorted(others, reverse=True))
-        with Progress(len(waiting)) as progress:
+        with Progress("capturing", len(waiting)) as progress:
             while waiting or (spare and not graphs):
                 if first is None:
                     tried.append(budget := (waiting or spare).popleft())

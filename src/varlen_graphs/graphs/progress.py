@@ -1,4 +1,4 @@
-"""Progress of a capture, on a terminal."""
+"""Progress of a capture and of its check, on a terminal."""
 
 import os
 import sys
@@ -6,20 +6,21 @@ import time
 from contextlib import suppress
 
 DELAY = 2.0
-"""Seconds after which a capture shows how far it is."""
+"""Seconds after which work on graphs shows how far it is."""
 
 
 class Progress:
-    """A line on a terminal that says how far a capture is, and goes at its end; nothing anywhere else.
+    """A line on a terminal that says how far work on graphs is, and goes at its end; nothing anywhere else.
 
     It has no lock and no thread: an interrupt leaves nothing behind that another capture would wait for.
 
     Args:
+        doing: What is done with them.
         total: Number of graphs.
     """
 
-    def __init__(self, total: int) -> None:
-        self._done, self._total = 0, total
+    def __init__(self, doing: str, total: int) -> None:
+        self._doing, self._done, self._total = doing, 0, total
         self._start = time.monotonic()
         self._shown = 0
 
@@ -35,7 +36,7 @@ class Progress:
         self._done += 1
         took = time.monotonic() - self._start
         if took >= DELAY and not os.environ.get("TQDM_DISABLE"):
-            self._write(f"\rcapturing: {self._done}/{self._total} graphs in {took:.0f} s ")
+            self._write(f"\r{self._doing}: {self._done}/{self._total} graphs in {took:.0f} s ")
 
     def _write(self, text: str) -> None:
         with suppress(OSError, ValueError, AttributeError):  # closed, or none: no reason to end a capture

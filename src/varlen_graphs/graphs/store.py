@@ -334,6 +334,11 @@ class GraphStore:
                     graphs.moving |= capture.shadow.places()
             if graphs.timed and not fallback:
                 self._time(graphs, [one for one in captured if one in graphs], capture.eager, is_first, times)
+        rows = sorted(budget.rows for budget in captured)
+        if is_new and rows:
+            took = [f"{part} {seconds:.1f} s" for part, seconds in self.seconds.items() if graphs.timed]
+            made = f"{name} has {counted(len(rows), 'graph')} of {rows[0]} to {rows[-1]} rows"
+            LOGGER.info("%s", "; ".join([made, *took]))
         for budget, reason in failed.items():  # last, because a warning may be an error
             warn(
                 f"the graph of {budget.rows} rows could not be captured, and the budget is disabled: other budgets "

@@ -1,6 +1,7 @@
 """The check of new graphs at their capture: examples replayed over NaN and over other values, before calls use them."""
 
-from collections.abc import Callable, Iterable, Sequence
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, TypeVar
@@ -14,6 +15,7 @@ from varlen_graphs.errors import CaptureError, SpecError, VerificationError, war
 from varlen_graphs.graphs.cached_state import StateCheck
 from varlen_graphs.graphs.forward import Forward
 from varlen_graphs.graphs.graph_set import GraphSet
+from varlen_graphs.graphs.progress import Progress
 from varlen_graphs.layouts.items import Layout
 from varlen_graphs.options.verify import Verify
 from varlen_graphs.routing.packing import ReplayBatch
@@ -24,6 +26,8 @@ from varlen_graphs.verify.error_locator import ErrorLocator
 from varlen_graphs.verify.samples import SampleRun, Samples
 from varlen_graphs.verify.synthetic_calls import Kind
 from varlen_graphs.verify.synthetic_layouts import SyntheticLayouts
+
+LOGGER = logging.getLogger("varlen_graphs")
 
 Result = TypeVar("Result")
 
@@ -111,6 +115,7 @@ def check_graphs(
         )
         if options.strict:
             raise VerificationError(message)
+        LOGGER.warning("%s", message)
         warn(message)
 
 
@@ -170,7 +175,7 @@ class _Checks:
         failure = outcome.take()
         return result if failure is None else failure.error
 
-    def failing(self, cases: Iterable[Case]) -> list[tuple[Case, str]]:
+    def failing(self, cases: Sequence[Case]) -> list[tuple[Case, str]]:
         """Return the cases in which a graph is wrong, and why.
 
         Raises:
@@ -186,7 +191,7 @@ class _Checks:
                 least = min(sample.example.layout.rows)
                 self._smallest_right = min(self._smallest_right or least, least)
 
-        for case in cases:
+        for case in self._shown(cases):
             sample = self._tried(partial(self._samples.first, case.layouts, itself=case.itself))
             if isinstance(sample, SpecError):
                 raise sample
@@ -212,6 +217,14 @@ class _Checks:
             if case.must_run or not self._graphs.consensus.alone or self._repeats(sample):
                 failures.append((case, f"{why}{hint}"))
         return failures
+
+    @staticmethod
+    def _shown(cases: Sequence[Case]) -> Iterator[Case]:
+        """Yield cases, and show how many there were."""
+        with Progress("verifying", len(cases)) as progress:
+            for case in cases:
+                yield case
+                progress.update()
 
     def _begin_replays(self, case: Case, sample: SampleRun) -> Callable[[], None]:
         """Begin the replays of a case; return what raises if they are wrong. Operators may refuse NaN."""
