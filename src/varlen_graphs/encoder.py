@@ -292,12 +292,13 @@ class GraphedEncoder(nn.Module):
             self.executor.traces.remove(trace)
             trace.costs = trace.costs  # as they are now, whatever the encoder measures later
 
-    def report(self, path: str | os.PathLike[str] | None = None) -> str:
-        """Return budgets, their measured times, replays, padding and eager runs as a table for people.
+    def report(self, path: str | os.PathLike[str] | None = None, *, detail: bool = False) -> str:
+        """Return the used budgets, their measured times, replays, padding, eager runs and memory as a text for people.
 
-        With a path, such as `"report.html"`, it is also written there as a page with figures.
+        With a path, such as `"report.html"`, it is also written there as a page with figures. `detail` adds the budgets
+        that no call has used, if there are many, and what the numbers mean.
         """
-        text = report(repr(self), self.executor.store, self.stats)
+        text = report(repr(self), self.executor.store, self.stats, detail)
         if path is not None:
             section = Section("", text, self.costs, self.stats)
             Path(path).write_text(page(repr(self), [section]), encoding="utf-8")

@@ -190,8 +190,9 @@ def test_a_report_shows_budgets_times_and_counts():
     encoder.costs = costs
     store = encoder.executor.store
     store.seconds["captured in"] = 1.25
-    text = report("the encoder", store, stats)
+    text = report("the encoder", store, stats, detail=True)
     assert "captured in 1.25 s" in text
+    assert "eager runs of the same calls would take some 6.0 times as long" in text  # 9 ms of the host, and 1.5
     rows = [line.split() for line in text.splitlines() if line.strip()[:1].isdigit()]
     assert rows[0][:5] == ["512", "8", "8", "1.500", "1"]
     assert rows[1][5:] == ["not", "used:", "a", "larger", "budget", "takes", "no", "longer"]
@@ -200,8 +201,25 @@ def test_a_report_shows_budgets_times_and_counts():
     assert "take 56,000 bytes per row" in text
     assert "2.3% padding" in text
     assert "1 eager run: larger than every budget" in text
+    assert "times as long" in (short := report("the encoder", store, stats, detail=False))
+    assert "1.049 ms" not in short
     new = attention_encoder([small]).report().splitlines()
     assert new[3].split() == ["512", "8", "8", "-", "0"]
+
+
+def test_a_report_of_many_budgets_lists_those_that_calls_used():
+    encoder = attention_encoder([*range(64, 64 + 32 * 20, 32)])
+    encoder(torch.randn(100, 8), lengths=[100])
+    encoder.drop_budget(64)
+    (used,) = encoder.stats.replays
+
+    def listed(text):
+        rows = (line.split() for line in text.splitlines())
+        return [int(row[0]) for row in rows if len(row) == 5 and row[0].isdigit()]
+
+    assert listed(encoder.report()) == [used.rows]
+    assert "18 more budgets, of 96 to 672 rows: not used" in encoder.report()
+    assert listed(encoder.report(detail=True)) == [budget.rows for budget in encoder.budgets]
 
 
 def test_a_call_far_below_the_only_budget_runs_without_a_graph():

@@ -18,12 +18,17 @@ def gauges(store: GraphStore) -> list[Metric]:
         ]),
         Metric("capturing", "1 while an encoder of the pool captures graphs.", (), [((), int(store.pool.busy))]),
     ]  # fmt: skip
-    if store.pool.lock.acquire(blocking=False):
-        try:
-            held = store.bytes()
-        finally:
-            store.pool.lock.release()
-        found.append(
-            Metric("bytes", "Bytes of graphs, arena and pool; a shared pool counts in full.", (), [((), held)])
-        )
+    if (held := bytes_now(store)) is not None:
+        text = "Bytes of graphs, arena and pool; a shared pool counts in full."
+        found.append(Metric("bytes", text, (), [((), held)]))
     return found
+
+
+def bytes_now(store: GraphStore) -> int | None:
+    """Return the bytes that graphs, arena and pool hold; `None` while the pool is in use."""
+    if not store.pool.lock.acquire(blocking=False):
+        return None
+    try:
+        return store.bytes()
+    finally:
+        store.pool.lock.release()

@@ -2,19 +2,24 @@
 
 from typing import Any
 
+from varlen_graphs.calls.gauges import bytes_now
 from varlen_graphs.checks.values import quoted
 from varlen_graphs.errors import counted
 from varlen_graphs.graphs.store import GraphStore
 from varlen_graphs.stats import Stats
 
+FEW = 12
+"""Number of budgets that are all listed, used or not."""
 
-def report(name: str, store: GraphStore, stats: Stats) -> str:
+
+def report(name: str, store: GraphStore, stats: Stats, detail: bool) -> str:
     """Format the budgets, dropped ones that were replayed included, with their costs and counters.
 
     Args:
         name: Name of the encoder.
         store: Its graphs, and budgets with their costs.
         stats: Its counters.
+        detail: If True, also budgets that no call used, if there are many, and what the numbers mean.
     """
     budgets, seconds, kept, failure = store.budgets, store.seconds, store.kept_outside, store.failure
     costs, disabled, used = budgets.costs, dict(budgets.disabled), [*stats.replays]  # copied: other threads change them
@@ -30,12 +35,16 @@ def report(name: str, store: GraphStore, stats: Stats) -> str:
         lines += ["; ".join(f"{part} {took:.2f} s" for part, took in seconds.items())]
     lines += ["", f"{'rows':>8}{'items':>8}{'segments':>10}{'ms':>10}{'replays':>9}"]
     left_out = [budget for budget in budgets.left_out if budget in disabled]
-    for budget in sorted({*costs.replays, *disabled, *used}.difference(left_out)):
+    listed = {*costs.replays, *disabled, *used}.difference(left_out)
+    unused = {b for b in listed if not (stats.uses[b] or b in disabled)} if len(listed) > FEW and not detail else set()
+    for budget in sorted(listed - unused):
         cost = f"{costs.replays[budget]:.3f}" if costs.measured and budget in costs.replays else "-"
         note = "" if budget in budgets.budgets else "  dropped"
         note = "  not used: a larger budget takes no longer" if budget in costs.dropped else note
         note = f"  disabled: {disabled[budget]}" if budget in disabled else note
         lines += [f"{budget.rows:>8}{budget.items:>8}{budget.segments:>10}{cost:>10}{stats.replays[budget]:>9}{note}"]
+    if unused:
+        lines += [f"{counted(len(unused), 'more budget')}, of {min(unused).rows} to {max(unused).rows} rows: not used"]
     if left_out:
         lines += [
             "",
@@ -43,7 +52,7 @@ def report(name: str, store: GraphStore, stats: Stats) -> str:
             f"{left_out[-1].rows} rows, are left out; of {left_out[0].rows} rows {disabled[left_out[0]]}. Give budgets "
             "to have them",
         ]
-    if costs.measured:
+    if costs.measured and detail:
         long = costs.per_square * 1024**2
         lines += [
             "",
@@ -51,7 +60,7 @@ def report(name: str, store: GraphStore, stats: Stats) -> str:
             "rows, and four times as much for twice the rows",
             f"an eager call takes at least {costs.host:.2f} ms",
         ]
-    if costs.bytes_per_row is not None:
+    if costs.bytes_per_row is not None and detail:
         lines += [f"pool and arena take {costs.bytes_per_row:,.0f} bytes per row of the largest budget"]
     lines += [
         "",
@@ -59,6 +68,12 @@ def report(name: str, store: GraphStore, stats: Stats) -> str:
         f"{counted(stats.uses.total(), 'replay')} of {counted(stats.rows, 'active row')}, "
         f"{stats.padding_share:.1%} padding",
     ]
+    if costs.measured and (replays := {b: n for b, n in stats.replays.items() if b in costs.replays}):
+        own = sum(n * costs.replays[budget] for budget, n in replays.items())
+        eager = sum(n * costs.eager(stats.active[b] // n, 0) for b, n in replays.items())
+        lines += [f"eager runs of the same calls would take some {eager / own:.1f} times as long, attention apart"]
+    if (held := bytes_now(store)) is not None:
+        lines += [f"{held / 2**20:,.0f} MiB of graphs, arena and pool"]
     exact = [size for graphs in store.sets for size in [*graphs.exact]]
     if exact or stats.exact:
         rows = ", ".join(str(size.rows) for size in sorted(exact)) or "none now"
@@ -74,7 +89,10 @@ def report(name: str, store: GraphStore, stats: Stats) -> str:
             lines += [f"kept by runs of the module, which changes no output, and not by replays: {names}"]
         if waiting := [budget for budget in graphs.budgets if budget not in graphs.compared]:
             rows = ", ".join(str(budget.rows) for budget in sorted(waiting))
-            lines += [f"the first call of each of these will be compared with the module itself; rows: {rows}"]
+            which = f"these will be compared with the module itself; rows: {rows}"
+            if len(waiting) > FEW and not detail:
+                which = f"{len(waiting)} graphs will be compared with the module itself"
+            lines += [f"the first call of each of {which}"]
         lines += [
             f"the graph of {budget.rows} rows is rejected: {why}" for budget, why in sorted(graphs.rejected.items())
         ]
@@ -82,8 +100,8 @@ def report(name: str, store: GraphStore, stats: Stats) -> str:
         checked = [f"{counted(n, 'replay')} verified against {against}" for against, n in stats.against.most_common()]
         lines += [f"{' and '.join(checked)}, {stats.wrong.total()} wrong"]
     for reason, count in stats.eager.most_common():
-        detail = f"; the last: {stats.details[reason]}" if reason in stats.details else ""
-        lines += [f"{counted(count, 'eager run')}: {reason}{detail}"]
+        last = f"; the last: {stats.details[reason]}" if reason in stats.details else ""
+        lines += [f"{counted(count, 'eager run')}: {reason}{last}"]
     lines += [f"kept in the memory of graphs, which replays overwrite: {tensor}" for tensor in kept]
     return "\n".join(lines)
 

@@ -121,14 +121,15 @@ class Encoders(dict[str, GraphedEncoder]):
         if sections := [one for encoder in self.values() for one in encoder.warmup_sections()]:
             write_sections(path, sections)
 
-    def report(self, path: str | os.PathLike[str] | None = None) -> str:
+    def report(self, path: str | os.PathLike[str] | None = None, *, detail: bool = False) -> str:
         """Return how each tower was understood, what ran eager and why, and the report of each encoder.
 
-        With a path, such as `"report.html"`, it is also written there as a page with figures.
+        With a path, such as `"report.html"`, it is also written there as a page with figures. `detail` is as in
+        `GraphedEncoder.report`.
         """
         eager, lines, sections = self._report_of_eager(), list[str](), list[Section]()
         for place, one in self.items():
-            title, text = self._title(place), one.report()
+            title, text = self._title(place), one.report(detail=detail)
             lines += [title, *(f"  {line}" for line in text.splitlines())]
             sections.append(Section(title, text, one.costs, one.stats))
         if path is not None:

@@ -87,10 +87,10 @@ class SeveralEncoders(TowerEncoder):
         future.add_done_callback(lambda ended: ended.cancelled() and [other.cancel() for other in others])
         return future
 
-    def report(self, path: str | os.PathLike[str] | None = None) -> str:
+    def report(self, path: str | os.PathLike[str] | None = None, *, detail: bool = False) -> str:
         """Return the reports of all encoders; a page has that of this one. See `GraphedEncoder.report`."""
-        reports = [super().report(path), *(f"some calls are answered by {one.report()}" for one in self.others)]
-        return "\n\n".join(reports)
+        others = (f"some calls are answered by {one.report(detail=detail)}" for one in self.others)
+        return "\n\n".join([super().report(path, detail=detail), *others])
 
     def warmup_sections(self) -> list[WarmupSection]:
         """Return those of all encoders; see `GraphedEncoder.save_warmup`."""

@@ -130,7 +130,7 @@ def log_outcome(model: nn.Module, config: VllmConfig, graphed: Encoders, start: 
         missing = {one: why for one, why in encoder.disabled.items() if one not in store.budgets.left_out}
         for budget, why in missing.items():
             logger.warning("varlen_graphs uses no graph of %d rows for %s: %s", budget.rows, path, shorten(why, LINE))
-    logger.debug("%s", graphed.report())
+    logger.debug("%s", graphed.report(detail=True))
 
 
 def needs_calls(model: nn.Module, config: VllmConfig) -> bool:
