@@ -100,6 +100,17 @@ class GlobalTensorInPlace(InCode):
         return y
 
 
+class LargestMeansOfTheClass(InCode):
+    """Replays write to the tensor that is kept: over NaN it is NaN, which no comparison with a threshold shows."""
+
+    largest = torch.zeros(8)
+
+    def forward(self, x):
+        type(self).largest = torch.maximum(self.largest.to(x.device), x.mean(0))
+        y = self.lin(x)
+        return torch.where(self.largest > 0.5, y, -y)
+
+
 class AddsToAGlobalInItsFirstCall(InCode):
     def __init__(self):
         super().__init__()
