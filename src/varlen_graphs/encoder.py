@@ -15,7 +15,7 @@ from varlen_graphs.budgets.ladder import Budgets
 from varlen_graphs.calls.assemble import assemble, check_options
 from varlen_graphs.calls.background import Background
 from varlen_graphs.calls.capture_queue import CaptureQueue
-from varlen_graphs.calls.gauges import gauges
+from varlen_graphs.calls.gauges import bytes_of, gauges
 from varlen_graphs.calls.html import Section, page
 from varlen_graphs.calls.report import report
 from varlen_graphs.calls.staging import Stage, stage
@@ -375,6 +375,21 @@ class GraphedEncoder(nn.Module):
                     self.executor.capture(inputs, example)
         return self
 
+    def capture_again(self: Self) -> Self:
+        """Capture what is missing of the graphs that calls have had so far, for all their static arguments.
+
+        Does nothing if there were none, or if calls run eager. Synchronizes with the host.
+
+        Raises:
+            CaptureError, StaleGraphError: As for `capture`.
+        """
+        self.executor.check_usable()
+        with self.pool.exclusive(), self.pool.order:
+            for inputs in self.executor.store.inputs_now():
+                if not self._budgets.none_fits:
+                    self.executor.capture(inputs, None)
+        return self
+
     def capture_pending(self, most: int | None = 1) -> list[Budget]:
         """Capture budgets that calls requested but that have no graph yet, the most requested first.
 
@@ -481,8 +496,7 @@ class GraphedEncoder(nn.Module):
 
     def bytes(self) -> int:
         """Return the bytes that graphs, arena and pool hold. A shared pool counts in full; tapes share no memory."""
-        with self.pool.exclusive(), self.pool.order:
-            return self.executor.store.bytes()
+        return bytes_of([self.executor.store])
 
     def save_warmup(self, path: str | os.PathLike[str]) -> None:
         """Write measurements of this run, and the budgets its calls used, for `Capture(warmup=path)` in the next run.

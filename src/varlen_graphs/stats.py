@@ -219,13 +219,13 @@ class Measured(Protocol):
         """Return metrics."""
 
 
-def prometheus(encoders: Mapping[str, Measured], prefix: str = "varlen_graphs", **labels: object) -> str:
+def prometheus(encoders: Mapping[str, Measured], /, prefix: str = "varlen_graphs", **labels: object) -> str:
     """Return the metrics of several encoders in the text format that Prometheus scrapes.
 
         page = vg.stats.prometheus({"vision": vision, "text": text}, model="a name")
 
-    Each sample has the label `encoder`, the name of its encoder here. The pages of encoders have gauges beside the
-    counters of `Stats`: of their graphs, memory and captures.
+    Each sample has the label `encoder`, the name of its encoder here. Encoders have gauges beside the counters of
+    `Stats`: of their graphs, memory and captures.
 
     Args:
         encoders: Encoders, or their `stats`, by names.

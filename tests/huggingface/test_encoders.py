@@ -127,3 +127,22 @@ def test_the_report_is_a_page_too(model, tmp_path):
     assert [title.partition(":")[0] for title in titles] == ["The towers of a model", "first", "second"]
     assert len([*page.iter("{http://www.w3.org/2000/svg}svg")]) >= 4
     assert text.splitlines()[0] == titles[1]
+
+
+def test_encoders_that_answer_calls_of_other_forms_count_and_are_counted():
+    model = nn.ModuleDict({"tower": nn.Sequential(nn.Linear(8, 8), nn.ReLU()).eval()})
+    tower = vg.wrap(model["tower"], [1, 2], backend="tape")
+    found = vg.encoders(model)
+    for shape, count in (((2, 8), 1), ((2, 3, 8), 2)):
+        for _ in range(count):
+            tower(torch.randn(shape))
+    found = vg.encoders(model)
+    page = found.prometheus()
+    assert 'varlen_graphs_calls_total{encoder="tower"} 1' in page
+    assert 'varlen_graphs_calls_total{encoder="tower#1"} 2' in page
+    (main,) = found.values()
+    assert found.bytes() == main.bytes() > main.others[0].bytes() > 0
+    main.others[0].drop_budget(1)
+    main.others[0].add_budget(1)
+    found.capture().check()
+    assert len(main.others[0].executor.store) == 2

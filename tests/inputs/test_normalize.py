@@ -123,6 +123,7 @@ def test_what_only_the_original_can_answer_it_answers_of_normalised_pixels():
         (lambda: vg.inputs.Normalize((0.5,), (0.5, 0.5)), "as many means as deviations"),
         (lambda: vg.inputs.Normalize((0.5,), (0.0,)), "no deviation of 0"),
         (lambda: vg.inputs.Normalize((0.5,), (0.5,), 10**400), "one number as rescale"),
+        (lambda: vg.inputs.Normalize((0.5,), (0.5,), "0.5"), "one number as rescale"),
         (lambda: vg.inputs.Normalize((0.5,), (float("nan"),)), "all finite"),
         (
             lambda: vg.inputs.Rows("x", (8,), torch.uint8, normalize=vg.inputs.Normalize(MEAN, STD)),

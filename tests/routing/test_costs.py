@@ -192,7 +192,9 @@ def test_a_report_shows_budgets_times_and_counts():
     store.seconds["captured in"] = 1.25
     text = report("the encoder", store, stats, detail=True)
     assert "captured in 1.25 s" in text
-    assert "eager runs of the same calls would take some 6.0 times as long" in text  # 9 ms of the host, and 1.5
+    assert (
+        "eager runs of the same calls would take some 12.0 times as long" in text
+    )  # two calls of 9 ms of the host, and 1.5
     rows = [line.split() for line in text.splitlines() if line.strip()[:1].isdigit()]
     assert rows[0][:5] == ["512", "8", "8", "1.500", "1"]
     assert rows[1][5:] == ["not", "used:", "a", "larger", "budget", "takes", "no", "longer"]

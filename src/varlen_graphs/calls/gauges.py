@@ -1,5 +1,8 @@
 """What an encoder has now, as metrics beside its counters."""
 
+from collections.abc import Iterable
+
+from varlen_graphs.errors import StaleGraphError
 from varlen_graphs.graphs.store import GraphStore
 from varlen_graphs.prometheus import Metric
 
@@ -26,9 +29,26 @@ def gauges(store: GraphStore) -> list[Metric]:
 
 def bytes_now(store: GraphStore) -> int | None:
     """Return the bytes that graphs, arena and pool hold; `None` while the pool is in use."""
-    if not store.pool.lock.acquire(blocking=False):
+    pool = store.pool
+    try:
+        pool.check_process()
+    except StaleGraphError:  # it was forked, and CUDA does not work in it
+        return None
+    if not pool.lock.acquire(blocking=False):
         return None
     try:
         return store.bytes()
     finally:
-        store.pool.lock.release()
+        pool.lock.release()
+
+
+def bytes_of(stores: Iterable[GraphStore]) -> int:
+    """Return the bytes that graphs, arenas and pools of several encoders hold, each pool once."""
+    pools: dict[int, list[GraphStore]] = {}
+    for store in stores:
+        pools.setdefault(id(store.pool), []).append(store)
+    held = 0
+    for own in pools.values():
+        with own[0].pool.exclusive(), own[0].pool.order:
+            held += own[0].pool.bytes() + sum(store.bytes_beside_pool() for store in own)
+    return held

@@ -1,5 +1,6 @@
 """The report of an encoder as a text table."""
 
+from copy import copy
 from typing import Any
 
 from varlen_graphs.calls.gauges import bytes_now
@@ -21,6 +22,7 @@ def report(name: str, store: GraphStore, stats: Stats, detail: bool) -> str:
         stats: Its counters.
         detail: If True, also budgets that no call used, if there are many, and what the numbers mean.
     """
+    stats = copy(stats)  # of one moment
     budgets, seconds, kept, failure = store.budgets, store.seconds, store.kept_outside, store.failure
     costs, disabled, used = budgets.costs, dict(budgets.disabled), [*stats.replays]  # copied: other threads change them
     lines = [name]
@@ -70,7 +72,8 @@ def report(name: str, store: GraphStore, stats: Stats, detail: bool) -> str:
     ]
     if costs.measured and (replays := {b: n for b, n in stats.replays.items() if b in costs.replays}):
         own = sum(n * costs.replays[budget] for budget, n in replays.items())
-        eager = sum(n * costs.eager(stats.active[b] // n, 0) for b, n in replays.items())
+        work = sum(n * costs.eager_work(stats.active[budget] // n, 0) for budget, n in replays.items())
+        eager = max(work, costs.host * (stats.calls - stats.eager.total()))
         lines += [f"eager runs of the same calls would take some {eager / own:.1f} times as long, attention apart"]
     if (held := bytes_now(store)) is not None:
         lines += [f"{held / 2**20:,.0f} MiB of graphs, arena and pool"]

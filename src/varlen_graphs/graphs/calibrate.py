@@ -19,8 +19,8 @@ from varlen_graphs.routing.costs import Costs
 FEW_ROWS = 256
 """Rows of an eager run whose time is that of the host alone."""
 
-REPEATS = 2
-"""Number of replays that are timed."""
+REPEATS, OF_SHORT = 2, 4
+"""Number of replays that are timed, and of those of at most a quarter of the rows of the largest graph."""
 
 
 class ReplayTimes:
@@ -50,7 +50,8 @@ class ReplayTimes:
         arena.load_layout(self._spec.sample(budget), budget)
         run = partial(self._graphs.replay, budget)
         run()  # the first launch of a graph uploads it, and no later one is waited for
-        self._times[budget] = [events_around(run) for _ in range(REPEATS)]
+        repeats = OF_SHORT if 4 * budget.rows <= self._graphs.most_rows else REPEATS
+        self._times[budget] = [events_around(run) for _ in range(repeats)]
 
     def milliseconds(self, budgets: Sequence[Budget]) -> dict[Budget, float]:
         """Return the milliseconds of a replay of each budget, without attention; queue what was not. Syncs.
@@ -70,8 +71,8 @@ class ReplayTimes:
 
     def __exit__(self, *error: object) -> None:
         """Wait until no graph replays: an error drops them."""
-        for *_, last in self._times.values():
-            last()
+        if self._graphs.arena.rows.is_cuda:
+            torch.cuda.current_stream(self._graphs.arena.rows.device).synchronize()
 
 
 def measure(

@@ -311,7 +311,9 @@ class GraphCapture:
                 if failure is None:
                     graphs.failed.pop(budget, None)
                     if self._times is not None:
-                        self._times.queue(budget)
+                        with graphs.consensus.collective_try() as outcome:
+                            self._times.queue(budget)
+                        outcome.take()  # the check replays it again
                     if first is not None:
                         forget_frames(first)
                         first = None

@@ -217,6 +217,10 @@ class GraphStore:
         with self.mode.autocast(inputs.device.type):  # another thread may have another one
             return self.mode.eager_reason() is None and self.key(key[0]) == key
 
+    def inputs_now(self) -> list[CaptureInputs]:
+        """Return the inputs of the sets that a capture now would complete."""
+        return [graphs.inputs for key, graphs in [*self._sets.items()] if self.can_capture(key, graphs.inputs)]
+
     def capture(
         self,
         inputs: CaptureInputs,
@@ -334,7 +338,7 @@ class GraphStore:
                     graphs.moving |= capture.shadow.places()
             if graphs.timed and not fallback:
                 self._time(graphs, [one for one in captured if one in graphs], capture.eager, is_first, times)
-        rows = sorted(budget.rows for budget in captured)
+        rows = sorted(budget.rows for budget in captured if budget in graphs)
         if is_new and rows:
             took = [f"{part} {seconds:.1f} s" for part, seconds in self.seconds.items() if graphs.timed]
             made = f"{name} has {counted(len(rows), 'graph')} of {rows[0]} to {rows[-1]} rows"
@@ -540,9 +544,13 @@ class GraphStore:
 
     def bytes(self) -> int:
         """Return the bytes that graphs, arena and pool hold; of a shared pool, all of it."""
+        return self.bytes_beside_pool() + self.pool.bytes()
+
+    def bytes_beside_pool(self) -> int:
+        """Return the bytes that graphs and arena hold."""
         arenas = sum(tensor.nbytes for arena in self.arenas.values() for tensor in arena.memory)
         own = self._graph_bytes(exact=False) + self._graph_bytes(exact=True)
-        return arenas + own.total() + self.pool.bytes()
+        return arenas + own.total()
 
     def own_bytes(self) -> dict[Budget, int]:
         """Return the bytes that the graphs of each budget take beside shared memory."""

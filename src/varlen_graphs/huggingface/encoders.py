@@ -1,16 +1,18 @@
 """The encoders of a wrapped model."""
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+from varlen_graphs.calls.gauges import bytes_of
 from varlen_graphs.calls.html import Section, page
 from varlen_graphs.calls.warmup_file import write_sections
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import SpecError, counted
 from varlen_graphs.huggingface.installed import Installed
+from varlen_graphs.recipes.tower_encoder import SeveralEncoders
 from varlen_graphs.stats import Stats, prometheus
 from varlen_graphs.verify.given_calls import Verified
 
@@ -51,17 +53,12 @@ class Encoders(dict[str, GraphedEncoder]):
                 self.stats[path] = one.stats
 
     def capture(self) -> Self:
-        """Capture all graphs now: see `GraphedEncoder.capture`. Again for the static arguments that have some already.
+        """Capture all graphs now: what is missing for calls so far, or else as `GraphedEncoder.capture` does.
 
         Raises:
             SpecError: An encoder needs a call to know the shape of its rows: give it one.
         """
-
-        def capture(path: str, one: GraphedEncoder) -> None:
-            for static_args in [graphs.inputs.static_args for graphs in one.executor.store.sets] or [{}]:
-                one.capture(**static_args)
-
-        self._each(capture)
+        self._each(lambda path, one: one.capture_again() if one.executor.store.sets else one.capture())
         return self
 
     def capture_in_background(self) -> dict[str, "Future[None]"]:
@@ -90,15 +87,22 @@ class Encoders(dict[str, GraphedEncoder]):
 
     def bytes(self) -> int:
         """Return the bytes that graphs, arenas and pools hold, each pool once."""
-        pools = {id(one.pool): one.pool for one in self.values()}.values()
-        return sum(one.bytes() - one.pool.bytes() for one in self.values()) + sum(pool.bytes() for pool in pools)
+        return bytes_of(one.executor.store for _, one in self._all())
 
     def prometheus(self, prefix: str = "varlen_graphs", **labels: object) -> str:
         """Return one page of metrics, with the path of a tower as the label `encoder`: see `vg.stats.prometheus`.
 
-        Towers without an encoder have counters, too: of calls that run eager.
+        Towers without an encoder have counters, too: of calls that run eager. Encoders that answer some calls of a
+        tower have its path and a number.
         """
-        return prometheus({**self.stats, **self}, prefix, **labels)
+        return prometheus({**self.stats, **dict(self._all())}, prefix, **labels)
+
+    def _all(self) -> Iterator[tuple[str, GraphedEncoder]]:
+        """Yield all encoders by path, and those that answer some calls of another behind it by path and number."""
+        for path, one in self.items():
+            yield path, one
+            for number, other in enumerate(one.others if isinstance(one, SeveralEncoders) else (), start=1):
+                yield f"{path}#{number}", other
 
     def _each(
         self, run: Callable[[str, GraphedEncoder], Result], paths: Sequence[str] | None = None

@@ -44,8 +44,8 @@ class Normalize:
         try:
             for name in ("mean", "std"):
                 object.__setattr__(self, name, tuple(map(float, getattr(self, name))))
-            object.__setattr__(self, "rescale", float(self.rescale))  # torch takes no larger integers
             finite = all(map(math.isfinite, (*self.mean, *self.std, self.rescale)))
+            object.__setattr__(self, "rescale", float(self.rescale))  # torch takes no larger integers
         except (TypeError, ValueError, OverflowError):
             raise SpecError(
                 f"{quoted(self)}: expected a mean and a deviation per channel, such as (0.5, 0.5, 0.5), and one number "

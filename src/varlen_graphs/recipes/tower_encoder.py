@@ -3,11 +3,12 @@
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, Self
 
 from torch import nn
 
 from varlen_graphs.budgets.budget import Budget
+from varlen_graphs.calls.gauges import bytes_of
 from varlen_graphs.calls.warmup_file import WarmupSection
 from varlen_graphs.capture.outer_compiler import not_compiled
 from varlen_graphs.capture.torch_modes import watcher
@@ -71,6 +72,23 @@ class SeveralEncoders(TowerEncoder):
         super().release()
         for one in self.others:
             one.release()
+
+    def capture_again(self: Self) -> Self:
+        """Capture what is missing for all encoders; see `GraphedEncoder.capture_again`."""
+        super().capture_again()
+        for one in self.others:
+            one.capture_again()
+        return self
+
+    def check(self) -> None:
+        """Check all encoders; see `GraphedEncoder.check`."""
+        super().check()
+        for one in self.others:
+            one.check()
+
+    def bytes(self) -> int:
+        """Return the bytes that all encoders hold, their pool once."""
+        return bytes_of(one.executor.store for one in (self, *self.others))
 
     def capture_pending(self, most: int | None = 1) -> list[Budget]:
         """Capture what calls of any encoder requested; see `GraphedEncoder.capture_pending`."""

@@ -215,7 +215,11 @@ class Costs:
 
     def eager(self, rows: int, squares: int) -> float:
         """Return the cost of an eager call of so many rows."""
-        return max(self.host, self._eager_factor * (self.exact(rows) + self.per_square * squares))
+        return max(self.host, self.eager_work(rows, squares))
+
+    def eager_work(self, rows: int, squares: int) -> float:
+        """Return the cost of an eager call without the least that the host takes."""
+        return self._eager_factor * (self.exact(rows) + self.per_square * squares)
 
 
 def _worth_using(replays: Mapping[Budget, float]) -> list[Budget]:

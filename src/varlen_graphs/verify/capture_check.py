@@ -115,7 +115,7 @@ def check_graphs(
         )
         if options.strict:
             raise VerificationError(message)
-        LOGGER.warning("%s", message)
+        LOGGER.warning("%s", message.partition("\n")[0])
         warn(message)
 
 

@@ -141,8 +141,7 @@ def needs_calls(model: nn.Module, config: VllmConfig) -> bool:
 def capture_all(model: nn.Module) -> None:
     """Capture all graphs for the static arguments of calls so far, so that later calls capture none."""
     for encoder in encoders(model).values():
-        for graphs in encoder.executor.store.sets:
-            encoder.capture(**graphs.inputs.static_args)
+        encoder.capture_again()
 
 
 def _installed(model: nn.Module) -> list[Installed]:
