@@ -207,7 +207,7 @@ def test_what_cannot_be_graphed_is_served_as_it_is(tmp_path, caplog):
 
     def loaded(model, **state):
         state = {"is_draft_worker": False, "startup_weight_load": None} | state
-        varlen_graphs_plugin.after_initialize(None, SimpleNamespace(model=model, **state))
+        varlen_graphs_plugin.after_initialize(SimpleNamespace(model=model, **state))
         return caplog.text
 
     assert "the towers of Linear run eager: Linear has no vision tower" in loaded(torch.nn.Linear(2, 2))

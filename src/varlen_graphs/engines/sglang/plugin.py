@@ -58,8 +58,7 @@ def register() -> None:
         for path in RECIPES:
             HookRegistry.register(f"{path}.forward", _forward, HookType.AROUND)
         loaded = "sglang.srt.model_executor.model_runner.ModelRunner.initialize"
-        HookRegistry.register(loaded, before_initialize, HookType.BEFORE)
-        HookRegistry.register(loaded, after_initialize, HookType.AFTER)
+        HookRegistry.register(loaded, _initialize, HookType.AROUND)
         _registered = True
 
 
@@ -135,13 +134,17 @@ def _arguments(tower: Any, x: Tensor, grid_thw: Any) -> dict[str, Any]:
     return {"x": x.to(tower.device, non_blocking=True), "grid_thw": grid_thw}
 
 
-def before_initialize(runner: Any) -> None:
-    """Hook before the model runner loads its model, while which Triton starts."""
-    start_triton([torch.empty(0, device=runner.device)])
+def _initialize(own_initialize: Any, runner: Any, *args: Any, **kwargs: Any) -> Any:
+    """Hook around the initialisation of a model runner: Triton starts while it loads the weights."""
+    if str(runner.device).startswith("cuda"):
+        start_triton([torch.empty(0, device=runner.device)])
+    result = own_initialize(runner, *args, **kwargs)
+    after_initialize(runner)
+    return result
 
 
-def after_initialize(_: None, runner: Any) -> None:
-    """Hook after the model runner has loaded its model, and before it sizes its cache by the memory that is left."""
+def after_initialize(runner: Any) -> None:
+    """Graph towers after the runner has loaded its model, and before it sizes its cache by the memory that is left."""
     if runner.is_draft_worker:
         return
     name = type(runner.model).__name__
