@@ -18,7 +18,7 @@ import varlen_graphs as vg
 from benchmarks import page
 from benchmarks import systems as ways
 from benchmarks.common import collect, facts, headline, write_json
-from benchmarks.plan import reference, stream
+from benchmarks.plan import calls_of, reference, stream
 from benchmarks.traces import TRACES, trace
 
 
@@ -35,7 +35,7 @@ def main() -> None:
     result: dict[str, Any] = {**facts(), "tower": options.size, "seed": options.seed, "rows": []}
     print(f"{headline(result)}, {options.size} tower, bfloat16\n")
     tower = ways.make_tower(options.size, torch.bfloat16)
-    calls = {name: calls_of(name, options.calls, options.seed) for name in TRACES}
+    calls = {name: calls_of(trace(name, options.calls, options.seed)) for name in TRACES}
     check_one = reference(tower, min(calls["mix1"], key=lambda call: call.rows.shape[0]))
     for step in options.steps:
         encoder, build = ways.capture_ladder(tower, vg.Ladder(step=step))
@@ -48,14 +48,6 @@ def main() -> None:
         collect()
         write_json(options.json, result)
     print(page.ladder(result))
-
-
-def calls_of(name: str, count: int, seed: int) -> list[ways.Call]:
-    """So many calls of a trace; their rows are parts of one block of random numbers."""
-    layouts = trace(name, count, seed)
-    largest = max(sum(t * h * w for t, h, w in layout) for layout in layouts)
-    source = torch.randn(largest + 16 * len(layouts), ways.ROW, device="cuda", dtype=torch.bfloat16)
-    return [ways.make_call(layout, source, 16 * at) for at, layout in enumerate(layouts)]
 
 
 if __name__ == "__main__":

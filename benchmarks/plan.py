@@ -24,7 +24,7 @@ import varlen_graphs as vg
 from benchmarks import systems as ways
 from benchmarks.common import check, collect, distance, facts, headline, table, write_json
 from benchmarks.systems import Call
-from benchmarks.traces import TRACES, trace
+from benchmarks.traces import TRACES, Layout, trace
 from varlen_graphs.traffic.comparison import compare
 from varlen_graphs.traffic.planning import Plan, evaluate
 
@@ -69,9 +69,14 @@ def main() -> None:
 
 
 def mixed(count: int, seed: int) -> list[Call]:
-    """So many calls of every kind of trace, shuffled; their rows are parts of one block of random numbers."""
+    """So many calls of every kind of trace, shuffled."""
     layouts = [layout for name in TRACES for layout in trace(name, count, seed)]
     random.Random(seed).shuffle(layouts)
+    return calls_of(layouts)
+
+
+def calls_of(layouts: Sequence[Layout]) -> list[Call]:
+    """Calls of these layouts; their rows are parts of one block of random numbers."""
     largest = max(sum(t * h * w for t, h, w in layout) for layout in layouts)
     source = torch.randn(largest + 16 * len(layouts), ways.ROW, device="cuda", dtype=torch.bfloat16)
     return [ways.make_call(layout, source, 16 * at) for at, layout in enumerate(layouts)]

@@ -213,7 +213,7 @@ class Stats:
 
 
 class Measured(Protocol):
-    """What has metrics: an encoder, or its counters alone."""
+    """An encoder, or its counters alone."""
 
     def metrics(self) -> list[Metric]:
         """Return metrics."""

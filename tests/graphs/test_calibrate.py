@@ -44,9 +44,8 @@ def test_a_graph_is_launched_once_before_it_is_timed(clock, monkeypatch):
     own = graphs.replay
     monkeypatch.setattr(graphs, "replay", lambda budget: (replays.append(budget), own(budget))[1])
     costs = measured(encoder)
-    short, long = (timing.OF_SHORT, timing.REPEATS) if len(encoder.budgets) > 1 else (0, timing.REPEATS)
-    largest = max(encoder.budgets).rows
-    timed = [short if 4 * budget.rows <= largest else long for budget in encoder.budgets]
+    most = max(encoder.budgets).rows
+    timed = [timing.OF_SHORT if 4 * budget.rows <= most else timing.REPEATS for budget in encoder.budgets]
     assert len(clock) == sum(timed)
     assert len(replays) == sum(timed) + len(timed)
     assert costs.host == 30.0

@@ -1,4 +1,4 @@
-"""What an encoder has now, as metrics beside its counters."""
+"""The graphs and the memory of an encoder now, as metrics beside its counters."""
 
 from collections.abc import Iterable
 

@@ -38,7 +38,7 @@ def report(name: str, store: GraphStore, stats: Stats, detail: bool) -> str:
     lines += ["", f"{'rows':>8}{'items':>8}{'segments':>10}{'ms':>10}{'replays':>9}"]
     left_out = [budget for budget in budgets.left_out if budget in disabled]
     listed = {*costs.replays, *disabled, *used}.difference(left_out)
-    unused = {b for b in listed if not (stats.uses[b] or b in disabled)} if len(listed) > FEW and not detail else set()
+    unused = listed - {*stats.uses, *disabled} if len(listed) > FEW and not detail else set()
     for budget in sorted(listed - unused):
         cost = f"{costs.replays[budget]:.3f}" if costs.measured and budget in costs.replays else "-"
         note = "" if budget in budgets.budgets else "  dropped"

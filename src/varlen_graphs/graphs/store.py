@@ -300,9 +300,9 @@ class GraphStore:
                 graphs = self._new_set(inputs, timed=is_first)
             self._allowance = self._allowance or Allowance(inputs.device)
             times = ReplayTimes(graphs, self.forward.spec)
-            at_once = graphs.timed and inputs.device.type == "cuda" and not (fallback or self.budgets.known)
-            if self.forward.spec.host_buffers:  # with what a function makes of such items, nothing runs unchecked
-                at_once = False
+            # With what a function on the host makes of such items, nothing runs ahead of the check.
+            later = fallback or self.budgets.known or self.forward.spec.host_buffers
+            at_once = graphs.timed and inputs.device.type == "cuda" and not later
             capture = GraphCapture(
                 graphs, self.forward, self.mode, backend, call, fallback, self.budgets.defaults, self._allowance,
                 times if at_once else None,
