@@ -4,10 +4,15 @@ import warnings
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import varlen_graphs as vg
 from tests.support.encoders import Attention, attention_encoder, attention_spec, captured, check, rows_for
 from tests.support.threads import run_in_threads
+from varlen_graphs.calls import execute
+from varlen_graphs.routing.costs import Costs
+from varlen_graphs.routing.enabled import EnabledBudgets
 
 BUDGETS = [vg.budgets.Budget(rows, items=8) for rows in (32, 64, 96, 128)]
 SMALL, _, LARGE, LARGEST = BUDGETS
@@ -206,3 +211,92 @@ def test_a_budget_that_no_memory_holds_is_not_added():
         encoder.add_budget(10**12)
     assert encoder.budgets == before
     assert torch.equal(encoder(rows, lengths=[5, 9]), expected)
+
+
+def stepwise(quiet, monkeypatch, **options):
+    """Return an encoder that leaves 96 rows for later, and whose calls all come after a pause, or none but the first.
+
+    Of 64 rows, 128 are twice as many.
+    """
+    monkeypatch.setattr(execute, "QUIET_S", 0.0 if quiet else float("inf"))
+    return attention_encoder(BUDGETS, spec=SHAPED, capture=vg.options.Capture(start_step=1.5, **options))
+
+
+def test_budgets_that_others_hold_wait_for_a_call_that_they_fit_best(monkeypatch):
+    encoder = stepwise(True, monkeypatch).capture()
+    assert captured(encoder) == {SMALL, BUDGETS[1], LARGEST}
+    encoder.capture_again()
+    assert captured(encoder) == {SMALL, BUDGETS[1], LARGEST}
+    check(encoder, [90])
+    assert captured(encoder) == set(BUDGETS)
+    assert encoder.stats.replays == {LARGE: 1}
+    assert encoder.stats.checked == {LARGE: 1}
+
+
+def test_calls_of_several_items_and_soon_after_others_use_what_there_is(monkeypatch):
+    encoder = stepwise(True, monkeypatch).capture()
+    check(encoder, [60, 30])
+    check(encoder, [60, 30], unseen=True)
+    assert encoder.stats.replays == {LARGEST: 2}
+    monkeypatch.setattr(execute, "QUIET_S", float("inf"))
+    check(encoder, [90])
+    assert encoder.stats.replays == {LARGEST: 3}
+    assert captured(encoder) == {SMALL, BUDGETS[1], LARGEST}
+    monkeypatch.setattr(execute, "QUIET_S", 0.0)
+    check(encoder, [90], unseen=True)
+    assert encoder.stats.replays == {LARGEST: 3, LARGE: 1}
+    check(encoder, [60, 30])
+    assert encoder.stats.replays == {LARGEST: 3, LARGE: 2}
+    assert not encoder.stats.eager
+
+
+def test_calls_capture_what_nothing_else_holds_in_about_the_time(monkeypatch):
+    """Without a capture ahead the first call brings the largest budget, which takes too long for others."""
+    encoder = stepwise(False, monkeypatch)
+    check(encoder, [10, 10])
+    assert captured(encoder) == {SMALL, LARGEST}
+    encoder.costs = vg.routing.Costs({budget: float(budget.rows) for budget in BUDGETS})
+    check(encoder, [60, 30])
+    assert captured(encoder) == {SMALL, LARGEST}
+    check(encoder, [40])  # which would take twice as long in 128 rows
+    assert captured(encoder) == {SMALL, BUDGETS[1], LARGEST}
+    assert encoder.stats.replays == {SMALL: 1, BUDGETS[1]: 1, LARGEST: 1}
+
+
+def test_what_waits_for_calls_is_captured_to_be_verified(monkeypatch):
+    encoder = stepwise(False, monkeypatch).capture()
+    calls = [{"x": rows_for([20]), "lengths": [20]}, {"x": rows_for([90]), "lengths": [90]}]
+    assert encoder.verify(calls).budgets == tuple(BUDGETS)
+    assert captured(encoder) == set(BUDGETS)
+
+
+def test_lazy_calls_request_what_was_left_out(monkeypatch):
+    encoder = stepwise(True, monkeypatch, lazy=True).capture()
+    check(encoder, [90])
+    assert captured(encoder) == {SMALL, BUDGETS[1], LARGEST}
+    assert encoder.capture_pending() == [LARGE]
+    check(encoder, [90])
+    assert encoder.stats.replays == {LARGEST: 1, LARGE: 1}
+
+
+@pytest.mark.parametrize("step", [1, 0.5, float("nan"), "2", True])
+def test_a_start_step_is_a_ratio_above_1(step):
+    with pytest.raises(vg.errors.SpecError, match="start_step"):
+        vg.options.Capture(start_step=step)
+
+
+@given(
+    budgets=st.sets(
+        st.builds(vg.budgets.Budget, *(st.integers(1, most) for most in (200, 9, 40, 200))), min_size=1, max_size=12
+    ),
+    step=st.floats(1.01, 4),
+)
+def test_what_is_captured_first_holds_whatever_all_budgets_hold(budgets, step):
+    enabled = EnabledBudgets(Costs.in_rows(budgets))
+    chosen = enabled.covering(step)
+    assert len({*chosen}) == len(chosen)
+    for budget in budgets:
+        assert any(one.holds(*budget) and one.rows <= step * budget.rows for one in chosen)
+    for one in chosen:  # none is there for nothing
+        larger = [other for other in chosen if other > one]
+        assert not any(other.holds(*one) and other.rows <= step * one.rows for other in larger)

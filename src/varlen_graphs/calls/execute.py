@@ -1,9 +1,11 @@
 """The path of a call: bound, routed, and replayed or run eager."""
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from time import perf_counter
 from typing import Any, Protocol
 
 import torch
@@ -36,7 +38,7 @@ from varlen_graphs.inputs.extra import PerItem
 from varlen_graphs.layouts.item_slice import ItemSlice
 from varlen_graphs.options.gpu_layouts import GpuLayouts
 from varlen_graphs.outputs.parts import flatten, with_padding
-from varlen_graphs.routing.packing import ReplayBatch
+from varlen_graphs.routing.packing import ReplayBatch, total_cost
 from varlen_graphs.routing.router import Route, Router
 from varlen_graphs.stats import Stats
 from varlen_graphs.torch_dispatch.checked_indices import run_checked
@@ -44,6 +46,9 @@ from varlen_graphs.traffic.trace import Trace
 
 OWN_OUTPUT = "own_output"
 """Attribute of the error of a capture: the output of the module itself, which has run the call and need not again."""
+
+QUIET_S = 0.05
+"""Seconds without a call after which the next one takes the time to capture a budget that waits for that."""
 
 
 class Verification(Protocol):
@@ -102,6 +107,7 @@ class Executor:
         self.traces: list[Trace] = []
         self.exact: ExactGraphs | None = None
         self.used: defaultdict[StaticKey, Counter[Budget]] = defaultdict(Counter)
+        self._ended, self._quiet_s = -math.inf, math.inf  # of the last call, and before the present one
         is_due = None if verification is None else verification.is_due
         self._single = SingleReplay(signature, router, store, stats, self.used, is_due, layouts)
 
@@ -124,6 +130,15 @@ class Executor:
 
     def call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Return the output of the module for these arguments."""
+        if self.store.start_step is None:
+            return self._call(args, kwargs)
+        self._quiet_s = perf_counter() - self._ended
+        try:
+            return self._call(args, kwargs)
+        finally:
+            self._ended = perf_counter()
+
+    def _call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         self.begin()
         reason = self.mode.eager_reason(args, kwargs)
         if reason in WATCHERS:
@@ -178,6 +193,8 @@ class Executor:
         for batch in () if self.store.lazy else route.batches:  # a loop: a comprehension costs a call of its own
             if batch.budget is not None and (usable.graphs is None or batch.budget not in usable.graphs):
                 missing.append(batch.budget)  # noqa: PERF401
+        if missing and (other := self._meanwhile(call, route, usable)) is not None:
+            return *other, None
         if missing and others_capture() and self.store.consensus.alone:  # ranks capture together
             return usable, Route(reason=CAPTURING), None
         if missing:
@@ -195,6 +212,23 @@ class Executor:
             usable = self.store.usable(call.key, captured=True)
             route = self.router.route(call, usable.costs, usable.timed, usable.rejected)
         return usable, route, own
+
+    def _meanwhile(self, call: Call, best: Route, usable: Usable) -> tuple[Usable, Route] | None:
+        """Return the graphs that a call uses in place of those which `start_step` leaves for later.
+
+        `None` if it is to capture now, or if those that there are take too long.
+        """
+        step = self.store.start_step
+        if step is None or not usable.graphs or not self.store.consensus.alone:  # ranks, whose clocks differ, capture
+            return None
+        if call.items == 1 and self._quiet_s >= QUIET_S:
+            return None
+        captured = self.store.usable(call.key, captured=True)
+        route = self.router.route(call, captured.costs, captured.timed, captured.rejected)
+        if not route.batches or any(batch.budget is None for batch in (*route.batches, *best.batches)):
+            return None
+        longer = total_cost(route.batches, captured.costs) > step * total_cost(best.batches, usable.costs)
+        return None if longer else (captured, route)
 
     def _reference(self, call: Call) -> Reference | None:
         """Run the module itself on a call; return nothing where the capture, or the replay, tells what is wrong.
@@ -398,10 +432,15 @@ class Executor:
         return CaptureInputs(bound, self.spec.row_extent.rest(shape), rows.device)
 
     def capture(self, inputs: CaptureInputs, example: Call | None) -> None:
-        """Capture all budgets for these inputs, after the module itself has run the example, if there is one."""
+        """Capture all budgets for these inputs, after the module itself has run the example, if there is one.
+
+        Without those that `start_step` leaves for later.
+        """
         with torch.no_grad():
             own = None if example is None else self._reference(example)
-        self.store.capture(inputs, call=None if own is None else example)
+        step = self.store.start_step
+        first = None if step is None else self.store.budgets.covering(step) or None
+        self.store.capture(inputs, first, call=None if own is None else example)
 
     def _run_eager(
         self,

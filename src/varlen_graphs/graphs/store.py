@@ -81,7 +81,7 @@ class GraphStore:
         pool: The pool to capture into.
         budgets: The budgets. It learns costs, and disables budgets that cannot be captured.
         limit: A limit on memory; `None` is any amount.
-        options: `lazy` and `on_change` of the encoder.
+        options: `lazy`, `on_change` and `start_step` of the encoder.
 
     Attributes:
         forward, mode, pool, budgets, limit: As given.
@@ -95,6 +95,7 @@ class GraphStore:
         staged: True while a caller writes rows into the arena; only its own thread can interfere then.
         losses: Number of times that all graphs were dropped.
         lazy: True if calls never capture.
+        start_step: Ratio of rows up to which budgets wait for calls to be captured; `None` if none does.
     """
 
     def __init__(
@@ -122,6 +123,7 @@ class GraphStore:
         self.losses = 0
         self._releases = 0
         self.lazy, self._recapture = options.lazy, options.on_change == "recapture"
+        self.start_step = options.start_step
         self._sets: dict[Key, GraphSet] = {}
         self._allowance: Allowance | None = None
         self._reported: set[str] = set()

@@ -25,6 +25,10 @@ class Capture:
         exact: Number of graphs of exactly the size of calls, for the sizes that came most often recently: such calls
             replay without padding, and give the bits of an eager run. They are captured between calls, by
             `capture_pending` or `capture_in_background`, where `memory=` leaves room.
+        start_step: Ratio of rows, above 1, up to which `encoder.capture()` leaves a budget out because another one
+            holds all of its calls. Each of these is captured later, by the first call of one item that fits it best,
+            unless another call ended less than 50 ms before: that one, and calls of several items, use the budgets
+            that have graphs, where these take at most so many times as long. `None` captures all.
         warmup: A file written by `save_warmup`, or the file to write at the end of this run. Measurements found there
             are not repeated, and with `lazy=True` the budgets used in the earlier run are captured first. It has a
             section for each encoder that was saved there.
@@ -35,13 +39,15 @@ class Capture:
 
     Raises:
         SpecError: `on_change` is neither `"error"` nor `"recapture"`, a flag is not a bool, `exact` is no number of
-            graphs, or is given with `compile`, `warmup` is no path, or another option has a wrong value.
+            graphs, or is given with `compile`, `start_step` is no ratio above 1, `warmup` is no path, or another option
+            has a wrong value.
     """
 
     lazy: bool = False
     compile: bool = False
     on_change: Literal["error", "recapture"] = "error"
     exact: int = 0
+    start_step: float | None = None
     warmup: str | os.PathLike[str] | None = None
     section: str | None = None
     on_bad_warmup: Literal["ignore", "error"] = "ignore"
@@ -60,3 +66,7 @@ class Capture:
                 "not compiled; expected one of the two"
             )
         check_fields(self)
+        if self.start_step is not None and not self.start_step > 1:
+            raise SpecError(
+                f"start_step={self.start_step!r}: expected a ratio of rows above 1, for example 1.2, or None"
+            )

@@ -52,6 +52,14 @@ class EnabledBudgets:
         """The enabled budgets, ascending."""
         return [budget for budget in self.budgets if budget not in self.disabled]
 
+    def covering(self, step: float) -> list[Budget]:
+        """Return enabled budgets, of which one holds what any other holds, in at most `step` times its rows."""
+        chosen = list[Budget]()
+        for budget in reversed(self.enabled):
+            if not any(one.rows <= step * budget.rows and one.holds(*budget) for one in chosen):
+                chosen.append(budget)
+        return chosen
+
     def learn(self, costs: Costs) -> None:
         """Use these costs from now on."""
         self.measured = costs

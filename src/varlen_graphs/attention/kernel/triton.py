@@ -236,7 +236,7 @@ def attention(
     descriptors: list[Any] = [None] * 4
     keys = config.keys if described else min(config.keys, HALF)  # larger blocks with pointers were not tested
     if described:
-        descriptors = [_describe(x, keys, width) for x in (k, v) for width in (first, rest or 16)]
+        descriptors = [_describe(x, keys, width) if width else None for x in (k, v) for width in (first, rest)]
     # More programs than full tiles keep busy would mostly find no tile left, and cost their start.
     chip = _multiprocessors(q.device.index or 0) if q.is_cuda else 1
     programs = min(chip * config.programs, max(chip, triton.cdiv(rows, block) * heads), (tiles.shape[0] - 1) * heads)
@@ -258,7 +258,7 @@ def _describable(x: Tensor, columns: int) -> bool:
     """Return True if the copy engine (TMA, Hopper and later) can load blocks of `x` as a matrix of its rows."""
     # It loads `columns` of a head. If the head has fewer, the others must belong to neighbouring heads: memory between
     # two heads is not part of `x` and may hold NaN. Triton takes only blocks that begin at multiples of 16 bytes.
-    if x.is_cuda and torch.cuda.get_device_capability(x.device) < (9, 0):
+    if x.is_cuda and not _has_copy_engine(x.device.index or 0):
         return False
     steps = (x.stride(0), x.stride(1) if x.shape[1] > 1 else 0)
     aligned = x.data_ptr() % 16 == 0 and all(step * x.element_size() % 16 == 0 for step in steps)
@@ -286,6 +286,11 @@ def _describe(x: Tensor, rows: int, columns: int) -> Any:
 def _width(x: Tensor) -> int:
     """Return the number of elements from the first of a row to its last, over all heads."""
     return x.stride(1) * (x.shape[1] - 1) + x.shape[2]
+
+
+@cache
+def _has_copy_engine(device: int) -> bool:
+    return torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 @cache

@@ -13,10 +13,10 @@ from varlen_graphs.budgets.ladder import Budgets
 from varlen_graphs.capture.mode import BackendName
 from varlen_graphs.capture.pool import Pool
 from varlen_graphs.encoder import GraphedEncoder
+from varlen_graphs.engines.budgets import capture_options
 from varlen_graphs.engines.sglang.towers import RECIPES, NativeTower
 from varlen_graphs.errors import CaptureError, CompilerError, SpecError, StaleGraphError, VarlenGraphsError
 from varlen_graphs.kernels.start import start_triton
-from varlen_graphs.options.capture import Capture
 from varlen_graphs.shadows.shadow import HOSTS
 
 LOGGER = logging.getLogger("varlen_graphs")
@@ -93,7 +93,7 @@ def graph_towers(
         )
     for tower in towers.values():
         _check(tower, backend)
-    options = {"pool": Pool(), "capture": Capture(on_change="recapture")} | options
+    options = {"pool": Pool(), "capture": capture_options(budgets)} | options
     made = {}
     for name, tower in towers.items():
         own = NativeTower(tower, inspect.unwrap(type(tower).forward))

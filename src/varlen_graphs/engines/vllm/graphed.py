@@ -13,6 +13,7 @@ from vllm.model_executor.layers.linear import ColumnParallelLinear, RowParallelL
 from vllm.model_executor.models.transformers.multimodal import MultiModalMixin
 
 from varlen_graphs.capture.mode import DISABLED, is_disabled
+from varlen_graphs.engines.budgets import capture_options
 from varlen_graphs.engines.vllm.blocks import called_layers
 from varlen_graphs.engines.vllm.settings import LINE, Settings, read_settings
 from varlen_graphs.engines.vllm.towers import TOWERS
@@ -20,7 +21,6 @@ from varlen_graphs.errors import SpecError, counted
 from varlen_graphs.huggingface.encoders import Encoders
 from varlen_graphs.huggingface.installed import Installed, installed
 from varlen_graphs.huggingface.wrap import encoders, unwrap, wrap
-from varlen_graphs.options.capture import Capture
 from varlen_graphs.shadows.shadow import HOSTS
 
 logger = init_logger("vllm.varlen_graphs")
@@ -71,7 +71,7 @@ def _wrappable(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 def _wrap(path: str, module: nn.Module, config: VllmConfig, settings: Settings) -> str | None:
     """Wrap a module and capture its towers; if one cannot be graphed, none is: return and log the reason."""
     reason = _why_eager(config)
-    options = {"capture": Capture(on_change="recapture")} | settings.options | {"eager_if": _always(reason)}
+    options = {"capture": capture_options(settings.budgets)} | settings.options | {"eager_if": _always(reason)}
     try:
         if type(module).__name__ in TOWERS:
             _check(module)
@@ -122,10 +122,11 @@ def log_outcome(model: nn.Module, config: VllmConfig, graphed: Encoders, start: 
             why = shorten(next(filter(None, reasons)), LINE)
             logger.warning("varlen_graphs has no graphs for %s of %s: %s", path, name, why)
             continue
+        waiting = [one for one in store.budgets.enabled if not any(one in graphs for graphs in store.sets)]
         logger.info(
-            "varlen_graphs runs %s of %s as %s of %d to %d rows, made in %.1f s, which hold %.0f MiB",
+            "varlen_graphs runs %s of %s as %s of %d to %d rows, made in %.1f s, which hold %.0f MiB%s",
             path, name, counted(len(rows), "CUDA graph"), min(rows), max(rows), seconds,
-            encoder.bytes() / 2**20,
+            encoder.bytes() / 2**20, f"; calls capture up to {len(waiting)} more" if waiting else "",
         )  # fmt: skip
         missing = {one: why for one, why in encoder.disabled.items() if one not in store.budgets.left_out}
         for budget, why in missing.items():
