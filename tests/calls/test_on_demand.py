@@ -300,3 +300,33 @@ def test_what_is_captured_first_holds_whatever_all_budgets_hold(budgets, step):
     for one in chosen:  # none is there for nothing
         larger = [other for other in chosen if other > one]
         assert not any(other.holds(*one) and other.rows <= step * one.rows for other in larger)
+
+
+@pytest.mark.parametrize("write", [lambda weight: weight.mul_(2), lambda weight: weight.data.mul_(2)])
+def test_graphs_of_later_calls_are_right_after_weights_have_changed(write, monkeypatch):
+    """What the module gave for earlier graphs is another output by now."""
+    encoder = stepwise(True, monkeypatch).capture()
+    with torch.no_grad():
+        write(encoder.module.qkv.weight)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check(encoder, [90])
+    assert encoder.stats.replays == {LARGE: 1}
+
+
+class WrongIn96(Attention):
+    """A module whose padding changes its outputs, at one size alone."""
+
+    def forward(self, x, cu_seqlens, max_seqlen):
+        out = super().forward(x, cu_seqlens, max_seqlen)
+        return out + x.mean() if len(x) == 96 else out
+
+
+def test_a_graph_of_a_later_call_is_checked_as_the_first_ones_are(monkeypatch):
+    monkeypatch.setattr(execute, "QUIET_S", 0.0)
+    options = {"spec": SHAPED, "capture": vg.options.Capture(start_step=1.5)}
+    encoder = attention_encoder(BUDGETS, WrongIn96(8).eval(), **options).capture()
+    with pytest.warns(UserWarning, match="1 of 1 graphs failed verification"):
+        check(encoder, [90])
+    check(encoder, [90])
+    assert encoder.stats.replays == {LARGEST: 2}

@@ -1,6 +1,5 @@
 """The parts of an encoder, made from its options."""
 
-import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any, get_args
@@ -31,7 +30,7 @@ from varlen_graphs.routing.enabled import EnabledBudgets
 from varlen_graphs.routing.eviction import MemoryLimit
 from varlen_graphs.routing.router import OnMiss, Router
 from varlen_graphs.stats import Stats
-from varlen_graphs.verify.capture_check import check_graphs
+from varlen_graphs.verify.capture_check import CaptureCheck
 from varlen_graphs.verify.eager_checks import check_claim
 from varlen_graphs.verify.in_service import InService
 
@@ -100,7 +99,7 @@ def assemble(
     executor = Executor(signature, mode, router, store, stats, layouts=layouts, verification=verification)
     executor.exact = queue.exact
     if verify.at_capture:
-        store.check_graphs = partial(check_graphs, weakref.proxy(executor), verify)  # which holds the store
+        store.check_graphs = CaptureCheck(executor, verify)
     identity = capture.compile, method, getattr(forward, "__qualname__", None)
     warm_start = WarmStart(executor, identity, capture)
     warm_start.load()

@@ -139,7 +139,7 @@ class GraphCapture:
         """Return the forward for eager runs beside the capture, and its shadow: of the check, or earlier ones."""
         graphs, check = self._graphs, self.check
         eager = graphs.eager if check is None else (check.forward, check.shadow)
-        if eager is None or (check is None and not eager[1].is_current):
+        if eager is None or (check is None and not eager[1].is_current(graphs.moving)):
             shadow = Shadow(self._original.module)
             eager = self._original.on(shadow), shadow
         graphs.eager = eager if eager[1].nbytes <= MOST_KEPT else None
@@ -182,7 +182,8 @@ class GraphCapture:
         """Make the forward to capture, or keep that of earlier graphs.
 
         The shadow is that of earlier graphs if nothing of it is its own, which later runs would write, and earlier
-        graphs read; and where torch's compiler has to see the forward, which is then one for all.
+        graphs read, and nothing has changed that matters; and where torch's compiler has to see the forward, which is
+        then one for all.
         """
         graphs = self._graphs
         if graphs.captured is None or not self._serves_again(graphs.captured[1]):
@@ -191,7 +192,9 @@ class GraphCapture:
         self._shadows.append(graphs.captured[1])
 
     def _serves_again(self, shadow: Shadow) -> bool:
-        return self._original.compiled is not None or (not shadow.cloned and shadow.is_current)
+        if self._original.compiled is not None:
+            return True
+        return not (shadow.cloned or shadow.places()) and shadow.is_current(self._graphs.moving)
 
     def _run_at_capacity(self, forward: BoundForward, budget: Budget) -> None:
         """Run rows that fill a budget."""

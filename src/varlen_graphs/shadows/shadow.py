@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from copy import copy, deepcopy
 from functools import _lru_cache_wrapper, lru_cache, partial
+from itertools import chain
 from types import BuiltinFunctionType, CellType, FunctionType, MethodType, SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -197,10 +198,15 @@ class Shadow:
         """Return the paths of the attributes and containers in the shadow that hold something else by now."""
         return {change.place for change in self._own.changes()}
 
-    @property
-    def is_current(self) -> bool:
-        """True if the copy is what a new one would be: neither it nor the original has changed since. Syncs."""
-        return not (self.snapshot.now() or self.changed())
+    def is_current(self, moving: Collection[str] = ()) -> bool:
+        """Return True if the copy does what a new one would: neither it nor the original has changed since. Syncs.
+
+        Args:
+            moving: Paths of attributes and containers that may have changed.
+        """
+        changes = chain(self.snapshot.changes(), self._own.changes())
+        same = all(same_bits(original, tensor) for _, original, tensor in self.cloned)
+        return same and all(change.place in moving for change in changes)
 
     @property
     def nbytes(self) -> int:

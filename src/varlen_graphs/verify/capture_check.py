@@ -1,10 +1,12 @@
 """The check of new graphs at their capture: examples replayed over NaN and over other values, before calls use them."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, TypeVar
+from weakref import WeakKeyDictionary
 
 from varlen_graphs.budgets.budget import Budget
 from varlen_graphs.buffers import AttentionMask
@@ -28,6 +30,9 @@ from varlen_graphs.verify.synthetic_calls import Kind
 from varlen_graphs.verify.synthetic_layouts import SyntheticLayouts
 
 LOGGER = logging.getLogger("varlen_graphs")
+
+MOST_KEPT = 1 << 22
+"""Bytes of a sample that is kept for later graphs."""
 
 Result = TypeVar("Result")
 
@@ -56,64 +61,97 @@ class Case(NamedTuple):
     itself: bool = True
 
 
-def check_graphs(
-    executor: Executor,
-    options: Verify,
-    graphs: GraphSet,
-    budgets: Sequence[Budget],
-    eager: Forward,
-    check: StateCheck | None,
-    call: Call | None,
-) -> None:
-    """Check the graphs of these budgets before calls use them, and reject those that fail. Syncs.
+class CaptureCheck:
+    """Checks new graphs before calls use them, and rejects those that fail.
 
-    Examples are made of the rows of the call that needs the graphs. Every graph replays a few small items; one of the
-    exact size of calls no more. Of another new set the largest graph replays items of several sizes and numbers of
-    frames, the smallest one that holds these all and some of them in another order, and the smallest one the edges of
-    its budget. Each is replayed with NaN in the pool and in all padding, and with other values. Outputs must equal
-    those of the module itself, run eager without padding, or of the declared forward where all of a budget is used up,
-    and must not change with the padding. The declared forward also runs eager, on items that may be more and larger
-    than those of graphs, of other magnitudes, and without what calls may leave out. If all graphs of a new set fail,
-    all budgets are rejected. Where the module cannot run with the arguments of a call, because it needs the declared
-    buffers, the declared forward runs in its place, with the references of all kernels.
-
-    Eager runs are those of `eager`, on a shadow of the module. Of a new set that is the one of the check of state: in
-    the end they must have changed no output. Leaves NaN in the padding.
-
-    Raises:
-        VerificationError: A graph failed, with `strict`.
-        SpecError: The declaration does not match the module.
+    Args:
+        executor: Replays calls; it holds the check.
+        options: `strict` and `tolerance`.
     """
-    if not budgets:
-        return
-    inputs = graphs.inputs
-    with executor.mode.autocast(inputs.device.type), executor.pool.live_memory_restored():
-        checks = _Checks(executor, options, graphs, eager, call)
-        is_new = check is not None and {*budgets} == {*graphs.budgets}
-        rejected = {case.budget: why for case, why in checks.failing(checks.of_each(budgets))}
-        whole, right = list[str](), [budget for budget in budgets if budget not in rejected]
-        if is_new and right:
-            whole = [why for _, why in checks.failing(checks.of_a_set(right))] or checks.wrong_eager()
-        if check is not None and is_new:
-            whole += checks.depends_on_state(check)
-            whole = whole or ([] if right else [*rejected.values()])
-        if whole:
-            rejected |= dict.fromkeys(executor.store.budgets.enabled, whole[0])
-    graphs.against |= checks.against()
-    for budget, why in rejected.items():
-        graphs.reject(budget, why)
-    forward = executor.forward
-    if (verified := forward.verdict.verified) is not None and graphs.exact.keys().isdisjoint(budgets):
-        key = executor.spec.key(inputs.static_args, inputs.row_shape)
-        verified[key] = verified.get(key, True) and not rejected
-    if rejected:
-        count = f"{len(rejected)} of {max(len(budgets), len(rejected))} graphs"
+
+    def __init__(self, executor: Executor, options: Verify) -> None:
+        self._executor: Executor = weakref.proxy(executor)
+        self._options = options
+        self._small: WeakKeyDictionary[GraphSet, dict[Layout, SampleRun]] = WeakKeyDictionary()
+
+    def __call__(
+        self,
+        graphs: GraphSet,
+        budgets: Sequence[Budget],
+        eager: Forward,
+        check: StateCheck | None,
+        call: Call | None,
+    ) -> None:
+        """Check the graphs of these budgets. Syncs.
+
+        Examples are made of the rows of the call that needs the graphs. Every graph replays a few small items, which
+        are those of earlier graphs of the set if these still show the same; one of the exact size of calls no more. Of
+        another new set the largest graph replays items of several sizes and numbers of frames, the smallest one that
+        holds these all and some of them in another order, and the smallest one the edges of its budget. Each is
+        replayed with NaN in the pool and in all padding, and with other values. Outputs must equal those of the module
+        itself, run eager without padding, or of the declared forward where all of a budget is used up, and must not
+        change with the padding. The declared forward also runs eager, on items that may be more and larger than those
+        of graphs, of other magnitudes, and without what calls may leave out. If all graphs of a new set fail, all
+        budgets are rejected. Where the module cannot run with the arguments of a call, because it needs the declared
+        buffers, the declared forward runs in its place, with the references of all kernels.
+
+        Eager runs are those of `eager`, on a shadow of the module. Of a new set that is the one of the check of state:
+        in the end they must have changed no output. Leaves NaN in the padding.
+
+        Raises:
+            VerificationError: A graph failed, with `strict`.
+            SpecError: The declaration does not match the module.
+        """
+        if not budgets:
+            return
+        executor, inputs = self._executor, graphs.inputs
+        with executor.mode.autocast(inputs.device.type), executor.pool.live_memory_restored():
+            checks, failures = self._of_each(graphs, budgets, eager, call)
+            is_new = check is not None and {*budgets} == {*graphs.budgets}
+            rejected = {case.budget: why for case, why in failures}
+            whole, right = list[str](), [budget for budget in budgets if budget not in rejected]
+            if is_new and right:
+                whole = [why for _, why in checks.failing(checks.of_a_set(right))] or checks.wrong_eager()
+            if check is not None and is_new:
+                whole += checks.depends_on_state(check)
+                whole = whole or ([] if right else [*rejected.values()])
+            if whole:
+                rejected |= dict.fromkeys(executor.store.budgets.enabled, whole[0])
+        graphs.against |= checks.against()
+        for budget, why in rejected.items():
+            graphs.reject(budget, why)
+        forward = executor.forward
+        if (verified := forward.verdict.verified) is not None and graphs.exact.keys().isdisjoint(budgets):
+            key = executor.spec.key(inputs.static_args, inputs.row_shape)
+            verified[key] = verified.get(key, True) and not rejected
+        if rejected:
+            self._report(rejected, max(len(budgets), len(rejected)))
+
+    def _of_each(
+        self, graphs: GraphSet, budgets: Sequence[Budget], eager: Forward, call: Call | None
+    ) -> tuple["_Checks", list[tuple[Case, str]]]:
+        """Check what every graph replays; return the checks, and what failed.
+
+        First by what the module gave for earlier graphs: weights may have changed since.
+        """
+        known = self._small.get(graphs)
+        checks = _Checks(self._executor, self._options, graphs, eager, call, known)
+        failures = checks.failing(cases := checks.of_each(budgets))
+        if failures and known:
+            checks = _Checks(self._executor, self._options, graphs, eager, call)
+            failures = checks.failing(cases)
+        if not failures:
+            self._small[graphs] = checks.small()
+        return checks, failures
+
+    def _report(self, rejected: Mapping[Budget, str], budgets: int) -> None:
+        """Warn of rejected graphs, or raise."""
         message = (
-            f"{type(forward.module).__name__}: {count} failed verification at their capture and are not used: their "
-            "calls use others, or run eager.\n"
+            f"{type(self._executor.forward.module).__name__}: {len(rejected)} of {budgets} graphs failed verification "
+            "at their capture and are not used: their calls use others, or run eager.\n"
             f"{next(iter(rejected.values()))}"
         )
-        if options.strict:
+        if self._options.strict:
             raise VerificationError(message)
         LOGGER.warning("%s", message.partition("\n")[0])
         warn(message)
@@ -128,10 +166,17 @@ class _Checks:
         graphs: The graphs.
         eager: The forward over a shadow.
         call: The call that needs the graphs, if there is one.
+        known: Samples of before.
     """
 
     def __init__(
-        self, executor: Executor, options: Verify, graphs: GraphSet, eager: Forward, call: Call | None
+        self,
+        executor: Executor,
+        options: Verify,
+        graphs: GraphSet,
+        eager: Forward,
+        call: Call | None,
+        known: Mapping[Layout, SampleRun] | None = None,
     ) -> None:
         self._graphs = graphs
         self._forward = eager
@@ -140,6 +185,7 @@ class _Checks:
         )
         self._budgets = executor.store.budgets
         self._samples = Samples(eager, graphs.inputs, call, graphs.constants or [])
+        self._samples.known |= known or {}
         self._replays = Replays(executor, eager, options.tolerance, graphs.inputs.device)
         self._smallest_right = 0  # rows of the smallest item that was right, 0 before there is one
 
@@ -163,6 +209,10 @@ class _Checks:
         if any(isinstance(buffer, AttentionMask) for buffer in spec.buffers):  # short items show no window
             cases += [Case(largest, [one], must_run=False) for one in layouts.longest(largest)]
         return cases
+
+    def small(self) -> dict[Layout, SampleRun]:
+        """Return the samples so far, of little memory."""
+        return {layout: one for layout, one in self._samples.known.items() if one.nbytes <= MOST_KEPT}
 
     def against(self) -> set[str]:
         """Return what outputs were compared with, in words."""

@@ -45,6 +45,12 @@ class SampleRun(NamedTuple):
     by_references: bool
     has_indices: bool
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the rows and the outputs."""
+        call = self.example.call
+        return sum(one.nbytes for one in (call.rows, *call.inputs.values(), *2 * self.output.tensors))
+
 
 class Samples:
     """Makes examples of items that a module takes.
