@@ -285,9 +285,11 @@ class _Writes(SharedWrites):
         of_sizes = all(map(self._is_of_sizes, inputs))
         for made in tree_leaves(result):
             if isinstance(made, Tensor) and (address := address_of(made)):
-                self._made[address] = weakref.ref(local_tensor(made).untyped_storage()), of_sizes
-                if address not in inputs:  # no view, nor what was written in place
+                is_new = address not in inputs  # no view, nor what was written in place
+                if is_new:
                     self._new.add(address)
+                if is_new or address in self._made:
+                    self._made[address] = weakref.ref(local_tensor(made).untyped_storage()), of_sizes
         return result
 
     def note_write(self, address: int) -> None:
