@@ -341,7 +341,7 @@ def test_memory_that_is_short_in_a_capture_ends_no_engine(tmp_path, monkeypatch)
     def fail(*_, **__):
         raise torch.OutOfMemoryError("no room")
 
-    monkeypatch.setattr(assemble, "check_graphs", fail)
+    monkeypatch.setattr(assemble.CaptureCheck, "__call__", fail)
     with messages() as found:
         model = worker_of(write_llava(tmp_path), {"backend": "tape"}, model_impl="transformers")
     assert not vg.encoders(model) or not replays(model)
