@@ -352,7 +352,8 @@ class GraphedEncoder(nn.Module):
         The module itself runs the example once, as it does with the first call otherwise: what it initialises from its
         first rows, or builds at its first call, follows from rows that are real. Without an example the rows are made
         up, and the module itself does not run before its first call. The first call of the graphs is compared with the
-        module itself in both cases. Does nothing if calls run eager, for example because no graph fits `memory`.
+        module itself in both cases. With `Capture(start_step=...)` a part of the budgets is captured, and the others by
+        calls. Does nothing if calls run eager, for example because no graph fits `memory`.
         Allocates the arena and the graphs' pool. Synchronizes with the host.
 
         Args:

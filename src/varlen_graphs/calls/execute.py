@@ -132,7 +132,7 @@ class Executor:
         """Return the output of the module for these arguments."""
         if self.store.start_step is None:
             return self._call(args, kwargs)
-        self._quiet_s = perf_counter() - self._ended
+        self._quiet_s = perf_counter() - self._ended  # with other threads, a capture comes sooner or later
         try:
             return self._call(args, kwargs)
         finally:

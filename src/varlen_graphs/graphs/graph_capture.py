@@ -35,7 +35,7 @@ from varlen_graphs.torch_dispatch.captured_inputs import CapturedInputs
 from varlen_graphs.torch_dispatch.known_inputs import KnownInputs, OtherRunError
 
 MOST_KEPT = 1 << 22
-"""Bytes of clones of buffers that are kept between the captures of a set."""
+"""Bytes of clones of buffers, and of a sample of the check, that are kept between the captures of a set."""
 
 
 class GraphCapture:

@@ -198,11 +198,11 @@ class Shadow:
         """Return the paths of the attributes and containers in the shadow that hold something else by now."""
         return {change.place for change in self._own.changes()}
 
-    def is_current(self, moving: Collection[str] = ()) -> bool:
+    def is_current(self, moving: Collection[str]) -> bool:
         """Return True if the copy does what a new one would: neither it nor the original has changed since. Syncs.
 
         Args:
-            moving: Paths of attributes and containers that may have changed.
+            moving: Paths of attributes and containers whose changes change no output.
         """
         changes = chain(self.snapshot.changes(), self._own.changes())
         same = all(same_bits(original, tensor) for _, original, tensor in self.cloned)

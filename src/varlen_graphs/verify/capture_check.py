@@ -16,6 +16,7 @@ from varlen_graphs.declaration.reading import read_layout
 from varlen_graphs.errors import CaptureError, SpecError, VerificationError, warn
 from varlen_graphs.graphs.cached_state import StateCheck
 from varlen_graphs.graphs.forward import Forward
+from varlen_graphs.graphs.graph_capture import MOST_KEPT
 from varlen_graphs.graphs.graph_set import GraphSet
 from varlen_graphs.graphs.progress import Progress
 from varlen_graphs.layouts.items import Layout
@@ -30,9 +31,6 @@ from varlen_graphs.verify.synthetic_calls import Kind
 from varlen_graphs.verify.synthetic_layouts import SyntheticLayouts
 
 LOGGER = logging.getLogger("varlen_graphs")
-
-MOST_KEPT = 1 << 22
-"""Bytes of a sample that is kept for later graphs."""
 
 Result = TypeVar("Result")
 
@@ -132,14 +130,14 @@ class CaptureCheck:
     ) -> tuple["_Checks", list[tuple[Case, str]]]:
         """Check what every graph replays; return the checks, and what failed.
 
-        First by what the module gave for earlier graphs: weights may have changed since.
+        By what the module gave for earlier graphs, and if that fails anew, because weights may have changed since.
         """
         known = self._small.get(graphs)
         checks = _Checks(self._executor, self._options, graphs, eager, call, known)
-        failures = checks.failing(cases := checks.of_each(budgets))
+        failures = checks.failing(checks.of_each(budgets))
         if failures and known:
             checks = _Checks(self._executor, self._options, graphs, eager, call)
-            failures = checks.failing(cases)
+            failures = checks.failing(checks.of_each(budgets))
         if not failures:
             self._small[graphs] = checks.small()
         return checks, failures
@@ -211,7 +209,7 @@ class _Checks:
         return cases
 
     def small(self) -> dict[Layout, SampleRun]:
-        """Return the samples so far, of little memory."""
+        """Return the samples so far that take little memory."""
         return {layout: one for layout, one in self._samples.known.items() if one.nbytes <= MOST_KEPT}
 
     def against(self) -> set[str]:
