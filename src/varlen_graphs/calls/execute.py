@@ -38,6 +38,7 @@ from varlen_graphs.inputs.extra import PerItem
 from varlen_graphs.layouts.item_slice import ItemSlice
 from varlen_graphs.options.gpu_layouts import GpuLayouts
 from varlen_graphs.outputs.parts import flatten, with_padding
+from varlen_graphs.routing.costs import Costs
 from varlen_graphs.routing.packing import ReplayBatch, total_cost
 from varlen_graphs.routing.router import Route, Router
 from varlen_graphs.stats import Stats
@@ -185,6 +186,8 @@ class Executor:
         usable, own = self.store.usable(call.key), None
         if self.exact is not None and (found := self.exact.route(call, usable.graphs)) is not None:
             return usable, found, None
+        if (meanwhile := self._meanwhile(call, usable)) is not None and self._suffices(meanwhile, call, usable.costs):
+            return *meanwhile, None
         route = self.router.route(call, usable.costs, usable.timed, usable.rejected)
         captures = usable.graphs is None and (route.batches or self.store.lazy)
         if captures and (reason := self.store.why_not(self.store.key(call.key), call.static_args)) is not None:
@@ -193,8 +196,8 @@ class Executor:
         for batch in () if self.store.lazy else route.batches:  # a loop: a comprehension costs a call of its own
             if batch.budget is not None and (usable.graphs is None or batch.budget not in usable.graphs):
                 missing.append(batch.budget)  # noqa: PERF401
-        if missing and (other := self._meanwhile(call, route, usable)) is not None:
-            return *other, None
+        if missing and meanwhile is not None and self._suffices(meanwhile, call, usable.costs, route):
+            return *meanwhile, None
         if missing and others_capture() and self.store.consensus.alone:  # ranks capture together
             return usable, Route(reason=CAPTURING), None
         if missing:
@@ -213,22 +216,32 @@ class Executor:
             route = self.router.route(call, usable.costs, usable.timed, usable.rejected)
         return usable, route, own
 
-    def _meanwhile(self, call: Call, best: Route, usable: Usable) -> tuple[Usable, Route] | None:
-        """Return the graphs that a call uses in place of those which `start_step` leaves for later.
+    def _meanwhile(self, call: Call, usable: Usable) -> tuple[Usable, Route] | None:
+        """Return the graphs that there are for a call, while `start_step` leaves others for later.
 
-        `None` if it is to capture now, or if those that there are take too long.
+        `None` if it is to capture now.
         """
-        step = self.store.start_step
-        if step is None or not usable.graphs or not self.store.consensus.alone:  # ranks, whose clocks differ, capture
+        alone = self.store.consensus.alone  # ranks, whose clocks differ, capture
+        if self.store.start_step is None or not usable.graphs or not alone or call.staged:
             return None
         if call.items == 1 and self._quiet_s >= QUIET_S:
             return None
         captured = self.store.usable(call.key, captured=True)
-        route = self.router.route(call, captured.costs, captured.timed, captured.rejected)
-        if not route.batches or any(batch.budget is None for batch in (*route.batches, *best.batches)):
-            return None
-        longer = total_cost(route.batches, captured.costs) > step * total_cost(best.batches, usable.costs)
-        return None if longer else (captured, route)
+        return captured, self.router.route(call, captured.costs, captured.timed, captured.rejected)
+
+    def _suffices(self, meanwhile: tuple[Usable, Route], call: Call, costs: Costs, best: Route | None = None) -> bool:
+        """Return True if a call is to use the graphs that there are: they take little longer than the best route.
+
+        Without that, than any route can.
+        """
+        (usable, route), others = meanwhile, () if best is None else best.batches
+        if not route.batches or any(batch.budget is None for batch in (*route.batches, *others)):
+            return False
+        if best is not None:
+            least = total_cost(others, costs)
+        else:
+            least = 0.0 if call.layout is None else costs.lower_bound(call.layout.total)
+        return total_cost(route.batches, usable.costs) <= (self.store.start_step or 1.0) * least
 
     def _reference(self, call: Call) -> Reference | None:
         """Run the module itself on a call; return nothing where the capture, or the replay, tells what is wrong.

@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -112,14 +113,14 @@ class Allowance:
         """Run a budget, and note what it takes."""
         meter, on_gpu = MemoryMeter(self._device), self._device.type == "cuda"
         try:
-            if on_gpu:
-                with compiling_in_threads():
-                    run(budget)
-                torch.cuda.synchronize(self._device)
-            elif not self._taken:
+            if not (on_gpu or self._taken):
                 run(budget)  # fills what the module computes once and keeps
             start = time.perf_counter()
-            run_under(lambda: run(budget), meter)
+            with compiling_in_threads() as compilation:
+                run_under(partial(run, budget), meter)
+            if compilation.met:  # references take other memory
+                meter = MemoryMeter(self._device)
+                run_under(partial(run, budget), meter)
             if on_gpu:
                 torch.cuda.synchronize(self._device)
         except Exception as error:

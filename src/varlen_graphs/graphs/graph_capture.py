@@ -244,15 +244,16 @@ class GraphCapture:
         return kept, others
 
     def _compile_kernels(self, budgets: Sequence[Budget], forward: BoundForward) -> None:
-        """Run the smallest and the largest budget, whose kernels compile in threads. Errors come again later.
+        """Run the smallest and the largest budget, whose kernels compile in threads, unless the allowance has done so.
 
-        The smallest comes first: kernels that it loads are there for the largest, where references take long.
+        The smallest comes first: kernels that it loads are there for the largest, where references take long. Errors
+        come again later.
         """
         graphs = self._graphs
         if not graphs.arena.rows.is_cuda or not budgets:
             return
         with CAPTURE_LOCK, graphs.consensus.collective_try() as outcome, compiling_in_threads():
-            for budget in sorted({min(budgets), max(budgets)}):
+            for budget in sorted({min(budgets), max(budgets)} - self._ran):
                 self._run_sample(budget, forward)
         outcome.take()
 

@@ -17,7 +17,17 @@ MOST_THREADS = 16
 LOADED_S = 0.02
 """Seconds that a launch waits for its kernel, which takes far less to load from Triton's cache, and more to compile."""
 
-_in_threads = ContextVar("varlen_graphs_compiling", default=False)
+_in_threads: ContextVar["Compilation | None"] = ContextVar("varlen_graphs_compiling", default=None)
+
+
+class Compilation:
+    """What became of the launches inside of a `compiling_in_threads`.
+
+    Attributes:
+        met: True if some kernel was not compiled yet, so that its reference ran.
+    """
+
+    met = False
 
 
 class Compiling(Exception):  # noqa: N818 - no error
@@ -25,27 +35,28 @@ class Compiling(Exception):  # noqa: N818 - no error
 
 
 @contextmanager
-def compiling_in_threads() -> Iterator[None]:
+def compiling_in_threads() -> Iterator[Compilation]:
     """Compile kernels in threads, and run the references of their operators meanwhile, for calls inside of this thread.
 
     Waits at the end until all are compiled, and until Triton has started if it is starting. An error of the compiler is
     raised by the next launch of the kernel.
     """
+    compilation = Compilation()
     try:
         from triton import knobs
         from triton.runtime._async_compile import AsyncCompileMode, active_mode
     except ImportError:  # no Triton, or a version that compiles kernels one by one
-        yield
+        yield compilation
         return
     if knobs.runtime.interpret or active_mode.get() is not None:  # nothing compiles, or already so
-        yield
+        yield _in_threads.get() or compilation
         return
     threads, before = min(MOST_THREADS, os.cpu_count() or 1), active_mode.set(None)
     try:
         with ThreadPoolExecutor(threads, "varlen_graphs compiles") as pool, AsyncCompileMode(pool, ignore_errors=True):
-            token = _in_threads.set(True)
+            token = _in_threads.set(compilation)
             try:
-                yield
+                yield compilation
             finally:
                 _in_threads.reset(token)
     finally:
@@ -62,15 +73,17 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> No
         CompilerError: Triton has to build what launches it, and there is no compiler.
     """
     try:
-        in_threads = _in_threads.get()
+        compilation = _in_threads.get()
         if (start := hashing()) is not None:
-            if in_threads:
+            if compilation is not None:
+                compilation.met = True
                 raise Compiling
             start.join()
-        if in_threads:
+        if compilation is not None:
             compiled = kernel.warmup(*args, grid=grid, **options)  # compiled, or the future of that
             future = getattr(compiled, "future", None)
             if future is not None and not wait([future], timeout=LOADED_S).done:
+                compilation.met = True
                 raise Compiling
         kernel[grid](*args, **options)
     except Exception as error:

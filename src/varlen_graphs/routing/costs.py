@@ -142,22 +142,26 @@ class Costs:
         at = bisect_left(self._rows, rows)
         return self._at_least[at] if at < len(self._at_least) else []
 
-    def of_several(self, rows: int) -> float:
-        """Return a lower bound of the cost of two or more replays with so many rows together."""
-        return max([2 * fixed + per_row * rows for fixed, per_row in self._lines])
+    def lower_bound(self, rows: int, replays: int = 1) -> float:
+        """Return a lower bound of the cost of so many replays, or more, with so many rows together."""
+        return max([replays * fixed + per_row * rows for fixed, per_row in self._lines])
 
     def least_saved(self, items: int, whole: Budget) -> float:
         """Return what a split of so many items must save against one replay of `whole` to be worth it.
 
         The host's search, and the variation of measured times; nothing while costs are in rows.
         """
-        return SEARCH_MS * min(items, SEARCH_ITEMS) ** 2 + MARGIN * self.replays[whole] if self.measured else 0.0
+        return self.search(items) + MARGIN * self.replays[whole] if self.measured else 0.0
+
+    def search(self, items: int) -> float:
+        """Return the cost of a search for the best split of so many items; nothing while costs are in rows."""
+        return SEARCH_MS * min(items, SEARCH_ITEMS) ** 2 if self.measured else 0.0
 
     def may_split(self, rows: int, items: int, whole: Budget) -> bool:
         """Return True if a split of so many items could be worth it, against one replay of `whole`."""
         if rows >= self._unsplit[whole]:
             return False
-        return self.replays[whole] - self.of_several(rows) > self.least_saved(items, whole)
+        return self.replays[whole] - self.lower_bound(rows, 2) > self.least_saved(items, whole)
 
     def _unsplit_from(self, whole: Budget) -> float:
         """Return the number of rows from which no split can be worth it, against one replay of `whole`."""

@@ -1,6 +1,7 @@
 """Pack items into replays."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from functools import reduce
 from typing import NamedTuple
 
@@ -18,6 +19,9 @@ RUN_ITEMS = 64
 
 OPEN_BATCHES = 32
 """Number of replay batches that the heuristic keeps open: its time grows with the items, not with their square."""
+
+CLOSE = 1.02
+"""Ratio to the least cost that any split can have below which the heuristic looks for no better one, beside its own."""
 
 
 class ReplayBatch(NamedTuple):
@@ -100,10 +104,10 @@ def single(usage: Usage, costs: Costs) -> Budget | None:
     return one if one is None or usage.items == 1 or not costs.may_split(usage.rows, usage.items, one) else None
 
 
-def cheapest(usage: Usage, costs: Costs) -> Budget | None:
+def cheapest(usage: tuple[int, int, int, int], costs: Costs) -> Budget | None:
     """Return the cheapest budget that holds `usage` in one replay, if there is one."""
-    _, items, segments, longest = usage
-    for budget in costs.at_least(usage.rows):
+    rows, items, segments, longest = usage
+    for budget in costs.at_least(rows):
         if items <= budget.items and segments <= budget.segments and longest <= budget.max_seqlen:
             return budget
     return None
@@ -122,13 +126,31 @@ class _Packer:
     def pack(self, items: list[int]) -> list[ReplayBatch]:
         if len(items) <= EXACT_ITEMS:
             return self._batches(self._exact(items))
+        close = CLOSE * self._bound(items) + self._costs.search(len(items))
+        best, least = list[ReplayBatch](), math.inf
+        for candidate in self._candidates(items):
+            cost = total_cost(batches := self._batches(candidate), self._costs)
+            if cost < least:
+                best, least = batches, cost
+            if least <= close:
+                break
+        return best
+
+    def _candidates(self, items: list[int]) -> Iterator[Split]:
+        """Yield splits; the first, of neighbours in the order of the call, copies least."""
+        few = len(items) <= RUN_ITEMS
+        # Above that one replay an item: the bound that runs of neighbours keep.
+        yield self._neighbours(items) if few else [(item,) for item in items]
+        yield self._first_fit(items)
         largest_first = sorted(items, key=lambda i: -self._usages[i].rows)
-        candidates = [self._first_fit(items), self._first_fit(largest_first)]
-        if len(items) <= RUN_ITEMS:
-            candidates += [self._neighbours(items), self._neighbours(largest_first)]
-        else:
-            candidates += [[(item,) for item in items]]  # one replay an item: the bound that runs of neighbours keep
-        return min(map(self._batches, candidates), key=lambda batches: total_cost(batches, self._costs))
+        yield self._first_fit(largest_first)
+        if few:
+            yield self._neighbours(largest_first)
+
+    def _bound(self, items: list[int]) -> float:
+        """Return a lower bound of the cost of all splits."""
+        rows = sum([self._usages[i].rows for i in items])
+        return self._costs.lower_bound(rows, -(-rows // self._costs.budgets[-1].rows))
 
     def _batches(self, groups: Split) -> list[ReplayBatch]:
         return [ReplayBatch(self._budget(group), tuple(sorted(group))) for group in groups]
@@ -139,7 +161,11 @@ class _Packer:
     def _exact(self, items: list[int]) -> Split:
         """Return the best partition, by dynamic programming over subsets (3^n steps)."""
         groups = [tuple(item for bit, item in enumerate(items) if mask >> bit & 1) for mask in range(2 ** len(items))]
-        chosen = [self._budget(group) for group in groups[1:]]
+        totals = [Usage()]
+        for mask in range(1, len(groups)):
+            lowest = (mask & -mask).bit_length() - 1
+            totals.append(totals[mask & (mask - 1)].add(self._usages[items[lowest]]))
+        chosen = [cheapest(total, self._costs) for total in totals[1:]]
         prices = [0.0] + [self._costs.replays[budget] if budget else None for budget in chosen]
         best: list[tuple[float, int]] = [(0.0, 0)]
         for mask in range(1, len(groups)):
@@ -161,16 +187,22 @@ class _Packer:
 
     def _neighbours(self, items: list[int]) -> Split:
         """Return the best partition into runs of neighbours; in the order of the call it also copies least."""
+        usages, costs, replays = [self._usages[item] for item in items], self._costs, self._costs.replays
         best: list[tuple[float, int]] = [(0.0, 0)]
         for end in range(1, len(items) + 1):
-            choices, usage = [], Usage()
-            for start in range(end - 1, -1, -1):
-                usage = usage.add(self._usages[items[start]])
-                budget = cheapest(usage, self._costs)
+            least, first = math.inf, 0
+            rows = count = segments = longest = 0
+            for start in range(end - 1, -1, -1):  # `Usage.add` would take longer than all else
+                own = usages[start]
+                rows, count, segments = rows + own[0], count + own[1], segments + own[2]
+                longest = own[3] if own[3] > longest else longest
+                budget = cheapest((rows, count, segments, longest), costs)
                 if budget is None:
                     break  # a longer run uses no less
-                choices.append((best[start][0] + self._costs.replays[budget], start))
-            best.append(min(choices))
+                cost = best[start][0] + replays[budget]
+                if cost <= least:
+                    least, first = cost, start
+            best.append((least, first))
         split, end = [], len(items)
         while end:
             start = best[end][1]

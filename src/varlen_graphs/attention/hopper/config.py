@@ -4,6 +4,8 @@ from typing import NamedTuple
 
 import torch
 
+from varlen_graphs.attention.device import capability
+
 HEAD_DIMS = range(64, 129, 8)
 """Head dimensions of the kernel."""
 
@@ -48,7 +50,7 @@ class Parameters(NamedTuple):
 def runs_on(device: torch.device, head_dim: int, longest: int) -> bool:
     """Return True if the kernel is made for a device, a head dimension, and segments of up to `longest` rows."""
     fits = device.type == "cuda" and head_dim in HEAD_DIMS and longest >= LONG
-    return fits and torch.cuda.get_device_capability(device) == (9, 0)
+    return fits and capability(device) == (9, 0)
 
 
 def most_tile_rows(head_dim: int) -> int:

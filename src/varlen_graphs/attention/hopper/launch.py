@@ -1,12 +1,13 @@
 """Launch of the kernel."""
 
 import ctypes
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from varlen_graphs.attention.device import multiprocessors
 from varlen_graphs.attention.hopper import reference
 from varlen_graphs.attention.hopper.compile import KernelError, binary, checked
 from varlen_graphs.attention.hopper.config import Parameters, parameters
@@ -39,7 +40,7 @@ def attention(
     maps = _tensor_map(q, 64, 1, chosen), *(_tensor_map(x, chosen.keys, together, chosen) for x in (k, v))
     values = (*maps, out.data_ptr(), tiles.data_ptr(), heads, heads // k.shape[1], k.shape[0], scale * LOG2E)
     types = (*[None] * 3, *[ctypes.c_void_p] * 2, *[ctypes.c_int] * 3, ctypes.c_float)
-    grid, threads = (programs or _multiprocessors(device), 1, 1), (128 * (1 + chosen.groups), 1, 1)
+    grid, threads = (programs or multiprocessors(q.device), 1, 1), (128 * (1 + chosen.groups), 1, 1)
     kernel, stream = _kernel(chosen, device), torch.cuda.current_stream(q.device).cuda_stream
     checked(driver.cuLaunchKernel(kernel, *grid, *threads, chosen.shared_memory, stream, (values, types), 0))
     return out
@@ -102,23 +103,30 @@ def _in_pairs(x: Tensor) -> bool:
 
 def _tensor_map(x: Tensor, rows: int, together: int, chosen: Parameters) -> Any:
     """Describe `x` for copies of `rows` rows of one head, or of one of `together` heads side by side."""
-    from cuda.bindings import driver
-
     sizes = x.shape[2] * together, x.shape[1] // together, x.shape[0]
     steps = x.stride(1) * together * x.element_size(), x.stride(0) * x.element_size()
     box = chosen.swizzle // x.element_size(), 1, rows
-    kind = "BFLOAT16" if chosen.bfloat16 else "FLOAT16"
+    return _encoded(x.data_ptr(), sizes, steps, box, chosen.swizzle, chosen.bfloat16)
+
+
+@lru_cache(maxsize=256)  # layers find their tensors at the same few addresses
+def _encoded(
+    address: int, sizes: tuple[int, ...], steps: tuple[int, ...], box: tuple[int, ...], swizzle: int, bfloat16: bool
+) -> Any:
+    from cuda.bindings import driver
+
+    kind = "BFLOAT16" if bfloat16 else "FLOAT16"
     return checked(
         driver.cuTensorMapEncodeTiled(
             getattr(driver.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{kind}"),
             len(sizes),
-            x.data_ptr(),
+            address,
             [driver.cuuint64_t(size) for size in sizes],
             [driver.cuuint64_t(step) for step in steps],
             [driver.cuuint32_t(size) for size in box],
             [driver.cuuint32_t(1) for _ in sizes],
             driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-            getattr(driver.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{chosen.swizzle}B"),
+            getattr(driver.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{swizzle}B"),
             driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
             driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
         )
@@ -138,8 +146,3 @@ def _kernel(chosen: Parameters, device: int) -> Any:
     limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
     checked(driver.cuFuncSetAttribute(kernel, limit, chosen.shared_memory), KernelError)
     return kernel
-
-
-@cache
-def _multiprocessors(device: int) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count

@@ -1,6 +1,5 @@
 """Attention within segments as one persistent Triton kernel, over a tile schedule from another kernel."""
 
-from functools import cache
 from typing import Any
 
 import torch
@@ -8,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from varlen_graphs.attention.device import capability, multiprocessors
 from varlen_graphs.attention.kernel.config import configuration, split
 from varlen_graphs.kernels.launch import launch
 
@@ -238,7 +238,7 @@ def attention(
     if described:
         descriptors = [_describe(x, keys, width) if width else None for x in (k, v) for width in (first, rest)]
     # More programs than full tiles keep busy would mostly find no tile left, and cost their start.
-    chip = _multiprocessors(q.device.index or 0) if q.is_cuda else 1
+    chip = multiprocessors(q.device) if q.is_cuda else 1
     programs = min(chip * config.programs, max(chip, triton.cdiv(rows, block) * heads), (tiles.shape[0] - 1) * heads)
     launch(_attention, (programs,),
         q, k, v, out, tiles, k.shape[0], *descriptors, scale * LOG2E, bias,
@@ -258,7 +258,7 @@ def _describable(x: Tensor, columns: int) -> bool:
     """Return True if the copy engine (TMA, Hopper and later) can load blocks of `x` as a matrix of its rows."""
     # It loads `columns` of a head. If the head has fewer, the others must belong to neighbouring heads: memory between
     # two heads is not part of `x` and may hold NaN. Triton takes only blocks that begin at multiples of 16 bytes.
-    if x.is_cuda and not _has_copy_engine(x.device.index or 0):
+    if x.is_cuda and capability(x.device) < (9, 0):
         return False
     steps = (x.stride(0), x.stride(1) if x.shape[1] > 1 else 0)
     aligned = x.data_ptr() % 16 == 0 and all(step * x.element_size() % 16 == 0 for step in steps)
@@ -286,13 +286,3 @@ def _describe(x: Tensor, rows: int, columns: int) -> Any:
 def _width(x: Tensor) -> int:
     """Return the number of elements from the first of a row to its last, over all heads."""
     return x.stride(1) * (x.shape[1] - 1) + x.shape[2]
-
-
-@cache
-def _has_copy_engine(device: int) -> bool:
-    return torch.cuda.get_device_capability(device) >= (9, 0)
-
-
-@cache
-def _multiprocessors(device: int) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
