@@ -21,7 +21,7 @@ KERNELS := $(filter attention rotary metadata interpolation row_counts breakdown
 .PHONY: demo test test-gpu test-matrix test-newest test-engines test-offline score soak fuzz check fix bench bench-encoders bench-kernels coverage coverage-outside plots docs clean
 
 demo: $(DEMO_ENV)
-	$(RUN) -m varlen_graphs demo $(ARGS)
+	$(RUN) -m varlen_graphs demo --picture demo.png $(ARGS)
 
 # One process a core and one more, where pytest-xdist is installed; the tests of a file run in one of them, and share what
 # they start. In the order of the files: those of few but long tests would run last, beside an idle core.

@@ -32,7 +32,7 @@ from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.huggingface.wrap import encoders, unwrap, wrap
 from varlen_graphs.layouts import Batch, GridTHW, Lengths, Mask
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Batch",

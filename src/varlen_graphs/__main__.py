@@ -1,4 +1,4 @@
-"""The command line: `python -m varlen_graphs demo`, `doctor package.module:factory`, `plan trace.json` and `serve`."""
+"""Commands of varlen_graphs, which runs variable-length encoders as CUDA graphs."""
 
 import argparse
 import sys
@@ -14,15 +14,28 @@ NEEDS = {
 }
 """Packages that commands need beyond those of the library, and how to install them."""
 
+EXAMPLES = """examples:
+  python -m varlen_graphs demo                             photographs through a Qwen3-VL tower, eager and graphed
+  python -m varlen_graphs doctor package.module:factory    what prevents a capture of the module that factory() makes
+  python -m varlen_graphs plan trace.json --max-graphs 16  budgets for the calls that encoder.record() has seen
+  python -m varlen_graphs serve --port 8000                the server of transformers, with graphs
+"""
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command and return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m varlen_graphs", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m varlen_graphs",
+        description=__doc__,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--version", action="version", version=f"varlen_graphs {__version__}, torch {version('torch')}")
-    commands = parser.add_subparsers(dest="command", required=True)
+    commands = parser.add_subparsers(dest="command")
     demo = commands.add_parser("demo", help="run photographs and a clip through a Qwen3-VL tower, eager and graphed")
     demo.add_argument("--device", help="cuda, cpu, cuda:1, ...; default: cuda if available")
     demo.add_argument("--json", type=Path, metavar="FILE", help="write the table as JSON")
+    demo.add_argument("--picture", type=Path, metavar="FILE", help="draw times (on a CPU errors) as .png; needs pillow")
     demo.add_argument("--inputs", type=Path, metavar="FILE", help="preprocessed inputs, from --save-inputs")
     demo.add_argument("--save-inputs", type=Path, metavar="FILE", help="write the preprocessed inputs")
     doctor = commands.add_parser(
@@ -50,6 +63,9 @@ def main(arguments: list[str] | None = None) -> int:
     options, others = parser.parse_known_args(arguments)
     if others and options.command != "serve":
         parser.error(f"unrecognized arguments: {' '.join(others)}")
+    if options.command is None:
+        parser.print_help()
+        return 0
 
     try:
         return _run(options, others, commands.choices[options.command])
@@ -83,7 +99,7 @@ def _run(options: argparse.Namespace, others: list[str], command: argparse.Argum
 
     from varlen_graphs.demo.run import run_demo
 
-    return run_demo(options.device, options.inputs, options.save_inputs, options.json)
+    return run_demo(options.device, options.inputs, options.save_inputs, options.json, options.picture)
 
 
 if __name__ == "__main__":

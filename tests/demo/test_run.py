@@ -1,11 +1,13 @@
 import json
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import varlen_graphs as vg
 from varlen_graphs.__main__ import main
-from varlen_graphs.demo import run
+from varlen_graphs.demo import picture, run
 from varlen_graphs.demo.inputs import Sample, load_samples, make_samples
 
 
@@ -13,7 +15,8 @@ from varlen_graphs.demo.inputs import Sample, load_samples, make_samples
 def saved(tmp_path_factory):
     """The demo, run once through the real processors."""
     folder = tmp_path_factory.mktemp("demo")
-    status = main(["demo", "--device", "cpu", "--json", str(folder / "a.json"), "--save-inputs", str(folder / "a.pt")])
+    files = "--json", str(folder / "a.json"), "--save-inputs", str(folder / "a.pt"), "--picture", str(folder / "a.png")
+    status = main(["demo", "--device", "cpu", *files])
     return status, json.loads((folder / "a.json").read_text()), folder / "a.pt"
 
 
@@ -24,6 +27,27 @@ def test_the_demo_agrees_and_reports_every_call(saved):
     assert len(report["calls"]) == 7
     assert all(call["error"] <= 1e-5 and call["budget"] >= call["rows"] for call in report["calls"])
     assert any("clip" in call["call"] for call in report["calls"])
+
+
+def coloured(path, colour):
+    """Return the share of pixels of a colour, and the size of a picture."""
+    with Image.open(path) as opened:
+        pixels = np.asarray(opened.convert("RGB"))
+    return float((pixels == colour).all(-1).mean()), pixels.shape
+
+
+def test_the_picture_on_a_cpu_has_a_bar_for_each_call(saved):
+    _, report, inputs = saved
+    share, (height, width, _) = coloured(inputs.with_name("a.png"), picture.STRONG)
+    bar = picture.BAR * (width - picture.LEFT - picture.RIGHT) / (height * width)
+    assert 0.3 * bar * len(report["calls"]) < share < bar * 1.1 * len(report["calls"])
+
+
+def test_the_picture_on_a_gpu_compares_times(tmp_path):
+    calls = [picture.Bars("one", (20.0, 5.0), "4.0 x"), picture.Bars("other", (10.0, 5.0), "2.0 x")]
+    picture.draw_times(tmp_path / "times.png", "Times", calls)
+    eager, graphed = (coloured(tmp_path / "times.png", colour)[0] for colour in (picture.PALE, picture.STRONG))
+    assert eager / graphed == pytest.approx(3.0, rel=0.1)
 
 
 def test_the_demo_runs_from_preprocessed_inputs(saved, tmp_path, capsys):

@@ -1,6 +1,9 @@
 """The command line, where packages that a command needs are not installed."""
 
+import re
+
 from tests.support.scripts import run_script
+from varlen_graphs.__main__ import main
 
 COMMANDS = """
     import contextlib, io, sys
@@ -47,3 +50,11 @@ CHECKS = """
 def test_a_command_without_its_packages_says_what_to_install(tmp_path):
     place = f"import sys; sys.argv[1:] = [{str(tmp_path)!r}]\n"
     assert run_script(place, COMMANDS, CHECKS, prelude="")[0] == ["said"]
+
+
+def test_without_a_command_it_lists_all_with_an_example_each(capsys):
+    assert main([]) == 0
+    shown = capsys.readouterr().out
+    (commands,) = re.findall(r"\{(.*?)\} \.\.\.", shown)
+    for command in commands.split(","):
+        assert f"  python -m varlen_graphs {command}" in shown

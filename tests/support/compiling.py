@@ -111,14 +111,16 @@ def compile_in_threads():
         silu_mul(rows, add)
         raise AssertionError("launched while Triton starts")
     assert not KERNELS
-    with compiling_in_threads():
+    with compiling_in_threads() as compilation:
         for compiles in operators:
             with suppress(Compiling):
                 compiles()
                 raise AssertionError("launched before it was compiled")
-    with compiling_in_threads():
+    assert compilation.met
+    with compiling_in_threads() as compilation:
         for launches in operators:
             launches()
+    assert not compilation.met
     for kernel in KERNELS.values():
         kernel.device_caches.clear()  # as in a new process
     with compiling_in_threads():

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import varlen_graphs as vg
 from varlen_graphs.attention.transformers import use_attention
 from varlen_graphs.demo.inputs import Sample, load_samples, make_samples, save_samples
+from varlen_graphs.demo.picture import Bars, draw_errors, draw_times
 
 EXACT = 1e-5
 """Maximum relative L2 in float32."""
@@ -42,10 +43,13 @@ class Row:
     graphed_to_float32: float | None
 
 
-def run_demo(device: str | None, inputs: Path | None, save_inputs: Path | None, report: Path | None) -> int:
+def run_demo(
+    device: str | None, inputs: Path | None, save_inputs: Path | None, report: Path | None, picture: Path | None = None
+) -> int:
     """Run the demo, print the table and the verdict, and return 0 if all calls agree, else 1.
 
-    `inputs` is a file of preprocessed samples to use instead of the processors, `report` one to write the table to.
+    `inputs` is a file of preprocessed samples to use instead of the processors, `report` one to write the table to, and
+    `picture` one for a picture: of times on a GPU, of errors on a CPU.
     """
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     on_gpu = where.type == "cuda"
@@ -77,6 +81,9 @@ def run_demo(device: str | None, inputs: Path | None, save_inputs: Path | None, 
     print(f"\n{'all calls agree' if agree else 'NOT all calls agree'} with eager: {_criterion(rows)}")
     if encoder.stats.eager:
         print(f"eager calls: {dict(encoder.stats.eager)}")
+    if picture:
+        _draw(picture, rows, where)
+        print(f"drawn in {picture}")
     if report:
         facts = {
             "device": _name(where), "torch": torch.__version__, "python": platform.python_version(), "inputs": origin,
@@ -176,6 +183,16 @@ def _criterion(rows: list[Row]) -> str:
         f"mean relative L2 to the float32 tower is {graphed:.2e} graphed, {eager:.2e} eager (allowed {ROUNDING} x "
         f"eager, and {BFLOAT16:.0e} a call)"
     )
+
+
+def _draw(path: Path, rows: list[Row], device: torch.device) -> None:
+    """Draw what a user gets: the speed-up on a GPU, the agreement on a CPU."""
+    if device.type == "cuda":
+        calls = [Bars(r.call, (r.eager_ms, r.graphed_ms), f"{r.eager_ms / r.graphed_ms:.1f} x") for r in rows]
+        draw_times(path, f"Vision tower of Qwen3-VL-8B, {_name(device)}", calls)
+    else:
+        calls = [Bars(f"{row.call} ({row.rows} rows)", (row.error,), "") for row in rows]
+        draw_errors(path, "A tiny Qwen3-VL tower on the CPU: graphs replay what the tower computes", calls, EXACT)
 
 
 def _print_table(rows: list[Row]) -> None:

@@ -13,6 +13,7 @@ from varlen_graphs.errors import SpecError
 from varlen_graphs.huggingface.encoders import Encoders
 from varlen_graphs.huggingface.installed import Installed, Shared, install, installed
 from varlen_graphs.huggingface.towers import find_towers, understood_by_calls
+from varlen_graphs.huggingface.versions import note_version
 from varlen_graphs.options.capture import Capture
 from varlen_graphs.recipes.automatic.ways import is_model
 from varlen_graphs.recipes.registry import handled
@@ -57,6 +58,7 @@ def wrap(model: M, budgets: Budgets | Mapping[str, Budgets] | None = None, **opt
         TypeError: `GraphedEncoder` has no such option. Nothing is changed.
     """
     _check_model(model)
+    note_version()
     by_path: Mapping[str, Budgets] = budgets if isinstance(budgets, Mapping) else {}
     for_all = None if isinstance(budgets, Mapping) else budgets
     towers, refused = find_towers(model, lambda path: by_path.get(path, for_all), _capturing(options, warmup=None))

@@ -1,0 +1,36 @@
+"""The versions of transformers that this release was run with."""
+
+import logging
+import sys
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+
+LOGGER = logging.getLogger("varlen_graphs")
+
+OLDEST, NEWEST = "4.57", "5.24"
+"""Releases from and up to which the tests were run."""
+
+_noted: list[str] = []
+"""The version that the log has named, in this process."""
+
+
+def note_version() -> None:
+    """Log once in a process, at WARNING, that transformers is in use in a version older or newer than what was run."""
+    if _noted or "transformers" not in sys.modules:
+        return
+    with suppress(PackageNotFoundError):
+        found = version("transformers")
+        if not _release(OLDEST) <= _release(found) <= _release(NEWEST):
+            _noted.append(found)
+            LOGGER.warning(
+                "this release of varlen_graphs was run with transformers %s to %s, and this is %s: graphs are compared "
+                "with the model as always, and what cannot be graphed runs eager",
+                OLDEST,
+                NEWEST,
+                found,
+            )
+
+
+def _release(version: str) -> list[int]:
+    """Return the first two numbers of a version."""
+    return [int(part) if part.isdigit() else 0 for part in version.split(".")[:2]]
