@@ -124,7 +124,7 @@ plots: $(DEV_ENV)
 	$(RUN) -m benchmarks.page
 
 docs: $(DEV_ENV)
-	$(RUN) -m mkdocs build --strict
+	$(RUN) -m zensical build --clean --strict
 
 clean:
 	rm -rf .venv .matrix .engines .outside .fuzz build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

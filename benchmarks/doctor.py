@@ -1,14 +1,16 @@
-"""Ask the doctor about towers of transformers, run plainly, and write the tables of docs/appendix-doctor.md.
+"""Ask the doctor about towers of transformers, run plainly; write docs/appendix-doctor.md and docs/doctor_towers.csv.
 
 Each tower is built tiny, with random weights, and called with several layouts of as many rows.
 """
 
 import argparse
+import csv
 import re
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from textwrap import shorten
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import transformers
@@ -19,7 +21,8 @@ from benchmarks.common import table
 from benchmarks.generic import build
 from varlen_graphs.doctor.branches import statement
 
-PAGE = Path("docs/appendix-doctor.md")
+DOCS = Path(__file__).parent.parent / "docs"
+PAGE, CSV = DOCS / "appendix-doctor.md", DOCS / "doctor_towers.csv"
 PLACE = re.compile(r"(<!-- towers -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 SITE_PACKAGES = Path(transformers.__file__).parent.parent
 
@@ -100,30 +103,80 @@ def code(line: Any) -> str:
     return shorten(statement(line), 120, placeholder=" ...")
 
 
-def findings(name: str) -> str:
-    """What the doctor says of a tower, as a table."""
-    module, calls = TOWERS[name]()
-    diagnosis = vg.diagnose(module, *calls)
-    cells = [
-        (
-            finding.kind, f"`{place(finding.line)}`", f"`{code(finding.line)}`".replace("|", "\\|"),
-            ", ".join(path or "itself" for path in finding.modules), finding.count, finding.declaration or "",
+class Row(NamedTuple):
+    """A finding in a tower."""
+
+    tower: str
+    kind: str
+    line: str
+    statement: str
+    modules: str
+    times: str
+    declare: str
+
+
+def findings(name: str, diagnosis: vg.doctor.Diagnosis) -> list[Row]:
+    """What the doctor says of a tower."""
+    return [
+        Row(
+            name, finding.kind, place(finding.line), code(finding.line),
+            ", ".join(path or "itself" for path in finding.modules), str(finding.count), finding.declaration or "",
         )
         for finding in diagnosis
     ]  # fmt: skip
-    return f"### {name}\n\n" + table(("kind", "where", "statement", "module", "times", "declare"), cells)
+
+
+def read() -> list[Row]:
+    """The rows of the CSV file."""
+    with CSV.open(newline="") as file:
+        return [Row(**row) for row in csv.DictReader(file)]
+
+
+def write(rows: Sequence[Row]) -> None:
+    """Write the CSV file."""
+    with CSV.open("w", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows([Row._fields, *rows])
+
+
+def summary(rows: Sequence[Row]) -> str:
+    """The tables of the page: findings by tower, and by kind."""
+    towers = []
+    for name in dict.fromkeys(row.tower for row in rows):
+        own = Counter(_buffer(row.declare) for row in rows if row.tower == name)
+        towers.append((name, own.total(), ", ".join(f"{buffer} ({count})" for buffer, count in own.most_common())))
+    kinds = []
+    for kind, count in Counter(row.kind for row in rows).most_common():
+        of_kind = [row for row in rows if row.kind == kind]
+        example = min((row.statement for row in of_kind), key=len).replace("|", "\\|")
+        kinds.append((kind, count, len({row.tower for row in of_kind}), f"`{example}`"))
+    by_tower = table(("tower", "findings", "to declare"), towers)
+    return f"{by_tower}\n\n{table(('kind', 'findings', 'towers', 'for example'), kinds)}"
+
+
+def _buffer(declare: str) -> str:
+    """The buffer of a suggestion, without the rest of its words."""
+    name = declare.removeprefix("the layout ").split(",")[0].split(" (of")[0].split("(Windows")[0]
+    return f"`{name}`" if name else "your own"
+
+
+def filled(page: str, rows: Sequence[Row]) -> str:
+    """The page with its tables."""
+    return PLACE.sub(lambda m: f"{m[1]}\n{summary(rows)}\n\n{m[3]}", page)
 
 
 def main() -> None:
     """Fill the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--page", type=Path, default=PAGE)
-    parser.add_argument("--only", nargs="*", default=list(TOWERS), help="names of towers; print, and write no page")
+    parser.add_argument("--only", nargs="*", default=list(TOWERS), help="names of towers; print, and write nothing")
     options = parser.parse_args()
-    made = "\n\n".join(findings(name) for name in options.only)
-    print(made)
+    rows: list[Row] = []
+    for name in options.only:
+        module, calls = TOWERS[name]()
+        rows += findings(name, vg.diagnose(module, *calls))
+    print(*(" | ".join(row) for row in rows), sep="\n")
     if options.only == list(TOWERS):
-        options.page.write_text(PLACE.sub(lambda m: f"{m[1]}\n{made}\n\n{m[3]}", options.page.read_text()))
+        write(rows)
+        PAGE.write_text(filled(PAGE.read_text(), rows))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""Try towers of transformers without a recipe, and write the table of docs/appendix-towers.md.
+"""Try towers of transformers without a recipe, and write docs/appendix-towers.md and docs/generic_towers.csv.
 
 Each tower is built tiny, with weights large enough that errors show, graphed by `vg.recipes.generic` and replayed on
 the tape, with NaN in all padding; its outputs are compared with those of the tower called plainly.
 """
 
 import argparse
+import csv
 import importlib
 import importlib.util
 import re
@@ -19,7 +20,8 @@ from torch import Tensor, nn
 import varlen_graphs as vg
 from benchmarks.common import table
 
-PAGE = Path("docs/appendix-towers.md")
+DOCS = Path(__file__).parent.parent / "docs"
+PAGE, CSV = DOCS / "appendix-towers.md", DOCS / "generic_towers.csv"
 PLACE = re.compile(r"(<!-- towers -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 DEEP = {"depth": 3, "hidden_size": 64, "intermediate_size": 96, "num_heads": 4, "patch_size": 4}
@@ -81,13 +83,24 @@ LENGTHS = [[300, 150], [37], [512], [1, 90, 3, 200], [101, 99, 200]]
 BUDGETS = [vg.budgets.Budget(rows, items=4, segments=rows // 4) for rows in (256, 512)]
 
 
+REASONS = {
+    "reads a tensor": "reads the grid on the host",
+    "it raises": "raises on synthetic grids",
+    "expected one of": "takes neither `grid_thw` nor `feature_lens`",
+    "differs": "depends on items in other ways",
+    "requires": "requires `merge_sizes` too",
+}
+"""Why towers cannot be declared, in a few words, by a part of the reason; the first that fits."""
+
+
 class Row(NamedTuple):
-    """One tower of the table: its class, what was inferred, and the error or why there is none."""
+    """One tower: its class, the version of transformers, what was inferred, and the error or why there is none."""
 
     tower: str
-    asks: str
-    outputs: str
-    error: float | None
+    transformers: str
+    requests: str
+    returns: str
+    error: str
     reason: str
 
 
@@ -143,11 +156,11 @@ def inferred(encoder: vg.GraphedEncoder) -> tuple[str, str]:
     """What a tower asks for and gives, in words."""
     names: dict[str, list[str]] = {}
     for buffer in encoder.spec.buffers:
-        names.setdefault(_settings(buffer), []).append(f"`{buffer.name}`")
+        names.setdefault(_settings(buffer), []).append(buffer.name)
     asks = [", ".join(own) + (f" ({settings})" if settings else "") for settings, own in names.items()]
     fields = {**encoder.spec.outputs.fields}  # type: ignore[union-attr]
     fields.pop("hidden_states", None)  # which most towers give if they are asked
-    return "; ".join(asks), ", ".join(f"`{name}`: {_extent(extent)}" for name, extent in fields.items())
+    return "; ".join(asks), ", ".join(f"{name}: {_extent(extent)}" for name, extent in fields.items())
 
 
 def _settings(buffer: Any) -> str:
@@ -163,7 +176,7 @@ def _extent(extent: Any) -> str:
     if isinstance(extent, list):
         return f"{len(extent)} of {_extent(extent[0])}"
     name = type(extent).__name__
-    return f"`{name}({f'every={extent.every}' if getattr(extent, 'every', 1) > 1 else ''})`"
+    return f"{name}({f'every={extent.every}' if getattr(extent, 'every', 1) > 1 else ''})"
 
 
 def shortened(message: str) -> str:
@@ -178,7 +191,7 @@ def try_tower(name: str) -> Row:
     try:
         encoder = vg.recipes.generic(tower, BUDGETS, backend="tape", on_miss="error")
     except vg.errors.SpecError as error:
-        return Row(name, "", "", None, shortened(str(error)))
+        return Row(name, transformers.__version__, "", "", "", shortened(str(error)))
     asks, outputs = inferred(encoder)
     worst = 0.0
     for seed, items in enumerate(LENGTHS if encoder.spec.layout.name == "feature_lens" else GRIDS):
@@ -188,24 +201,40 @@ def try_tower(name: str) -> Row:
         with torch.no_grad():
             expected = tower(**{encoder.spec.row_input.name: rows, encoder.spec.layout.name: torch.tensor(items)})
         worst = max(worst, distance(came, expected))
-    left = "".join(f", `{field}`: `None`" for field in expected if field not in came)
-    return Row(name, asks, outputs + left, worst, "")
+    left = "".join(f", {field}: None" for field in expected if field not in came)
+    return Row(name, transformers.__version__, asks, outputs + left, f"{worst:.0e}" if worst else "0", "")
 
 
-def lines(rows: Sequence[Row]) -> str:
-    """The table."""
-    cells = []
+def read() -> list[Row]:
+    """The rows of the CSV file."""
+    with CSV.open(newline="") as file:
+        return [Row(**row) for row in csv.DictReader(file)]
+
+
+def write(rows: Sequence[Row]) -> None:
+    """Write the CSV file."""
+    with CSV.open("w", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows([Row._fields, *rows])
+
+
+def summary(rows: Sequence[Row]) -> str:
+    """The table of the page: the towers by result."""
+    names: dict[str, list[str]] = {}
     for row in sorted(rows, key=lambda row: (bool(row.reason), row.tower)):
-        result = row.reason.replace("|", "\\|") if row.error is None else f"{row.error:.0e}" if row.error else "0"
-        cells.append((f"`{row.tower}`", row.asks, row.outputs, result))
-    return table(("tower", "asks for", "gives", "error, or why not"), cells)
+        result = next((words for part, words in REASONS.items() if part in row.reason), row.reason) or "replays"
+        names.setdefault(result, []).append(f"`{row.tower}`")
+    return table(("result", "towers"), [(result, ", ".join(own)) for result, own in names.items()])
+
+
+def filled(page: str, rows: Sequence[Row]) -> str:
+    """The page with its table."""
+    return PLACE.sub(lambda m: f"{m[1]}\n{summary(rows)}\n\n{m[3]}", page)
 
 
 def main() -> None:
     """Fill the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--page", type=Path, default=PAGE)
-    parser.add_argument("--only", nargs="*", default=list(TOWERS), help="classes of towers; print, and write no page")
+    parser.add_argument("--only", nargs="*", default=list(TOWERS), help="classes of towers; print, and write nothing")
     options = parser.parse_args()
     rows = []
     for name in options.only:
@@ -213,10 +242,10 @@ def main() -> None:
             print(f"transformers {transformers.__version__} has no {name}")
         else:
             rows.append(try_tower(name))
-    made = lines(rows)
-    print(made)
+            print(*rows[-1], sep=" | ", flush=True)
     if options.only == list(TOWERS):
-        options.page.write_text(PLACE.sub(lambda m: f"{m[1]}\n{made}\n\n{m[3]}", options.page.read_text()))
+        write(rows)
+        PAGE.write_text(filled(PAGE.read_text(), rows))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Write the tables of the pages of benchmarks from the JSON beside them: `make plots`.
 
-A table stands between `<!-- table: NAME RESULT -->` and `<!-- end -->`, where RESULT is the name of a JSON file. So the
-pages say what was measured, and nothing is copied by hand.
+A table stands between `<!-- table: NAME RESULT ... -->` and `<!-- end -->`, where each RESULT is the name of a JSON
+file. So the pages say what was measured, and nothing is copied by hand. The CSV files of docs/appendix-coverage.md are
+written too, beside the folder of the results.
 """
 
 import argparse
@@ -12,39 +13,49 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import percentile, table
+from benchmarks.common import table
 from benchmarks.coverage import page as coverage
 from benchmarks.traces import SINGLES, TRACES
 
-PAGES = [
-    *map(Path, ("docs/benchmarks.md", "docs/benchmarks-history.md", "docs/appendix-coverage.md", "docs/engines.md"))
-]
-"""The newest commit's figures, those of earlier ones, what `vg.wrap` makes of transformers' models, and engines."""
+PAGES = [Path(f"docs/{name}.md") for name in ("benchmarks", "appendix-coverage", "engines")]
+"""The pages that have tables of results."""
 
-PLACE = re.compile(r"(<!-- table: (\w+) (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+PLACE = re.compile(r"(<!-- table: (\w+) (\w+(?: \w+)*) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
-NAMES = {
-    "eager_varlen": "eager, FA2", "eager_sdpa": "eager, sdpa", "compile_dynamic": "compile, dynamic",
-    "compile_reduce_overhead": "compile, reduce-overhead", "oracle_blocks": "exact graph of the tower",
-    "oracle_core": "exact graph of ours", "ours": "graphed", "ours_compile": "graphed, compiled",
+EAGER = ("eager_varlen", "eager_sdpa")
+"""The tower of transformers on FlashAttention 2 and on sdpa; the faster one counts, input by input."""
+
+TOWER_INPUTS = ("224x224", "896x896", "1344x1344", "4 of 448x448", "mix4", "video", "burst")
+
+ATTENTION_ROWS = ("72, 196", "72, 49 x 64", "72, 32 x 196", "72, 7056", "64, 7056", "128, 7056", "128, 16 x 1024")
+
+TEXT_MODELS = ("MiniLM-L6", "BERT-base", "ModernBERT-base", "Qwen3-Embedding-0.6B")
+
+BATCHES = {
+    "SigLIP so400m": (1, 32), "Pixtral 12B": (1, 4), "Whisper large v3": (1, 4), "timm ViT-L/16": (1, 16),
 }  # fmt: skip
-"""What the page calls the systems, in its order."""
+"""The batches that a table shows of models that are not of text."""
 
-ENCODERS = ["eager", "compiled", "exact", "padded", "wrapped", "fused"]
-"""The systems of `benchmarks.encoders`."""
+FAMILY_INPUTS = ("224x224", "4 of 448x448")
 
 Result = dict[str, Any]
-Rows = dict[tuple[str, str], dict[str, Any]]
 
 
-def rows_of(result: Result) -> Rows:
-    """The rows of a tower's result that did not fail, by system and input."""
-    return {(row["system"], row["input"]): row for row in result["rows"] if "failed" not in row}
+def milliseconds(result: Result, name: str) -> dict[str, float]:
+    """What each system takes for an input: the median of a single size, the mean of the layouts of a trace.
+
+    Of a trace the layouts count that all systems were timed on.
+    """
+    walls = {row["system"]: row["wall_ms"] for row in result["rows"] if row["input"] == name and "failed" not in row}
+    if name in SINGLES:
+        return {system: statistics.median(each) for system, each in walls.items()}
+    count = min(len(each) for each in walls.values())
+    return {system: statistics.fmean(each[:count]) for system, each in walls.items()}
 
 
-def present(rows: Rows) -> list[str]:
-    """The systems that were timed."""
-    return [name for name in NAMES if any(system == name for system, _ in rows)]
+def eager(times: dict[str, float]) -> float:
+    """What the eager tower takes with the faster attention."""
+    return min(times[system] for system in EAGER)
 
 
 def bold(value: float | None) -> str | None:
@@ -52,165 +63,119 @@ def bold(value: float | None) -> str | None:
     return None if value is None else f"**{value:.2f}**"
 
 
-def walls(result: Result, inputs: list[str], summed: Callable[[list[float]], float], shared: bool) -> str:
-    """Inputs down, systems across, milliseconds; `shared`: over the layouts that all but recordings were timed on."""
-    rows = rows_of(result)
-    systems = present(rows)
+def towers(large: Result, small: Result) -> str:
+    """Inputs down, systems across, milliseconds of the towers of 8B and of 2B."""
     lines = []
-    for name in (name for name in inputs if ("ours", name) in rows):
-        own = {system: rows[system, name]["wall_ms"] for system in systems if (system, name) in rows}
-        counts = [len(each) for system, each in own.items() if system != "compile_reduce_overhead"]
-        count = min(counts) if shared else None
-        values = {system: summed(each[:count]) for system, each in own.items()}
-        cells = [bold(values.get(s)) if s.startswith("ours") else values.get(s) for s in systems]
-        lines.append((name, *cells, *([count] if shared else [])))
-    return table(("ms", *(NAMES[system] for system in systems), *(["layouts"] if shared else [])), lines)
-
-
-def singles(result: Result) -> str:
-    """Medians of single sizes."""
-    return walls(result, list(SINGLES), statistics.median, shared=False)
-
-
-def traces(result: Result) -> str:
-    """Means of traces."""
-    return walls(result, list(TRACES), statistics.fmean, shared=True)
-
-
-def calls(result: Result) -> str:
-    """Everything about our own calls."""
-    lines = []
-    rows = rows_of(result)
-    for name in [*SINGLES, *TRACES]:
-        for system in ("ours", "ours_compile"):
-            if row := rows.get((system, name)):
-                walls = row["wall_ms"]
-                figures = (statistics.fmean(walls), percentile(walls, 0.5), percentile(walls, 0.99), row["host_ms"])
-                error = f"{row['error']:.2e}, {row['eager_error']:.2e}"
-                lines.append((name, NAMES[system], len(walls), *figures, f"{row['padding']:.1%}", error))
-    header = ("ms", "", "calls", "mean", "P50", "P99", "host", "padding", "error, that of eager")
+    for name in TOWER_INPUTS:
+        of_8b, of_2b = milliseconds(large, name), milliseconds(small, name)
+        first = eager(of_8b), of_8b["compile_dynamic"], of_8b["oracle_blocks"], bold(of_8b["ours"])
+        lines.append((name, *first, eager(of_2b), of_2b["oracle_blocks"], bold(of_2b["ours"])))
+    header = ("ms", "8B: eager", "torch.compile", "exact graph", "graphed", "2B: eager", "exact graph", "graphed")
     return table(header, lines)
-
-
-def ratios(result: Result) -> str:
-    """Ours over the others, on the layouts that both were timed on."""
-    rows = rows_of(result)
-    others = [system for system in present(rows) if not system.startswith("ours")]
-    lines = []
-    for name in (name for name in [*SINGLES, *TRACES] if ("ours", name) in rows):
-        cells: list[float | None] = []
-        for other in others:
-            cell = None
-            if (other, name) in rows:
-                theirs = rows[other, name]["wall_ms"]
-                ours = rows[other, name].get("beside_ms", rows["ours", name]["wall_ms"])
-                count = None if name in SINGLES else min(len(ours), len(theirs))
-                middle = statistics.median if name in SINGLES else statistics.fmean
-                cell = middle(ours[:count]) / middle(theirs[:count])
-            cells.append(cell)
-        lines.append((name, *cells))
-    return table(("graphed over", *(NAMES[other] for other in others)), lines)
-
-
-def in_turn(result: Result) -> str:
-    """Ours beside exact graphs of ours, replayed in turn."""
-    rows = rows_of(result)
-    lines = []
-    for name in (name for name in [*SINGLES, *TRACES] if ("oracle_core", name) in rows):
-        row = rows["oracle_core", name]
-        middle = statistics.median if name in SINGLES else statistics.fmean
-        exact, ours = middle(row["wall_ms"]), middle(row["beside_ms"])
-        padding = f"{rows['ours', name]['padding']:.1%}"
-        lines.append((name, exact, bold(ours), ours / exact, padding, rows["ours", name]["host_ms"]))
-    return table(("ms", "exact graph of ours", "graphed", "ratio", "padding", "host"), lines)
 
 
 def attention(result: Result) -> str:
     """Attention, microseconds a layer."""
+    header = ("head dim, lengths", "FA2", "FA3", "FA4", "cuDNN", "varlen_attention")
+    systems = ("fa2_exact", "fa3_256", "fa4_256", "cudnn")
+    rows = {row["row"]: row for row in result["rows"]}
+    lines = [
+        (name, *(rows[name].get(f"{system}_us") for system in systems), bold(rows[name]["ours_256_us"]))
+        for name in ATTENTION_ROWS
+    ]
+    return table(header, lines)
+
+
+def families(result: Result) -> str:
+    """Towers down, two inputs across, milliseconds."""
+    rows = {(row["family"], row["input"]): row for row in result["rows"]}
     lines = []
-    for row in result["rows"]:
-        fa2, padded, fa3, fa4, fa4_many, dense, ours, few, many, triton = (
-            row.get(f"{system}_us")
-            for system in (
-                "fa2_exact", "fa2_padded", "fa3_256", "fa4_exact", "fa4_256", "cudnn", "ours_exact", "ours_64",
-                "ours_256", "triton_256",
-            )
-        )  # fmt: skip
-        rate = row["tflop"] / ours * 1e6
-        ratios = fa2 / ours, fa3 / many if fa3 else None, many / ours
-        others = fa2, padded, fa3, fa4, fa4_many, dense
-        lines.append((row["row"], *others, bold(ours), few, many, triton, *ratios, f"{rate:.0f}"))
-    header = (
-        "head dim, lengths", "FA2", "FA2 padded", "FA3", "FA4", "FA4, 256 slots", "cuDNN", "ours", "64 slots",
-        "256 slots", "triton", "FA2 / ours", "FA3 / ours", "256 / ours", "TFLOP/s",
-    )  # fmt: skip
-    return table(header, lines)
+    for family in dict.fromkeys(family for family, _ in rows):
+        both = [rows[family, name] for name in FAMILY_INPUTS]
+        cells = [(row["eager_ms"], row["exact_ms"], bold(row["graphed_ms"])) for row in both]
+        lines.append((family, *(cell for each in cells for cell in each)))
+    header = [f"{name}: eager, exact graph, graphed".split(", ") for name in FAMILY_INPUTS]
+    return table(("ms", *header[0], *header[1]), lines)
 
 
-def breakdown(result: Result) -> str:
-    """Kinds of kernels down, inputs across, milliseconds, and the launches of the last."""
-    inputs = list(dict.fromkeys(row["input"] for row in result["rows"]))
-    times: dict[str, dict[str, float]] = {}
-    for row in result["rows"]:
-        times.setdefault(row["kind"], {})[row["input"]] = row["gpu_us"] / 1e3
-    launches = {row["kind"]: row["launches"] for row in result["rows"] if row["input"] == inputs[-1]}
-    rows = [next(row["rows"] for row in result["rows"] if row["input"] == name) for name in inputs]
-    header = ("ms", *(f"{name}, {count} rows" for name, count in zip(inputs, rows, strict=True)), "launches")
-    lines = [(kind, *(times[kind].get(name) for name in inputs), launches.get(kind)) for kind in times]
-    return table(header, lines)
-
-
-def plain(*keys: str) -> Callable[[Result], str]:
-    """The columns of a result as they are."""
-
-    def make(result: Result) -> str:
-        return table([re.sub(r"_(us|ms|s)$", r", \1", key).replace("_", " ") for key in keys], [
-            [f"{row[key]:.1e}" if key.endswith("error") else row.get(key) for key in keys] for row in result["rows"]
-        ])  # fmt: skip
-
-    return make
-
-
-def row_counts(result: Result) -> str:
-    """Nanoseconds a row by residue."""
-    residues = sorted({row["residue"] for row in result["rows"]})
-    lines: dict[tuple[str, int], list[float]] = {}
-    for row in result["rows"]:
-        lines.setdefault((row["encoder"], row["rows"]), []).append(row["ns_per_row"])
-    header = ("encoder", "rows from", *(f"128 k + {residue}" for residue in residues))
-    return table(header, [(*key, *values) for key, values in lines.items()])
-
-
-def parallel(result: Result) -> str:
-    """Calls that several GPUs share, medians, and how many times as fast as one GPU they are."""
-    walls = {(row["system"], row["input"]): statistics.median(row["wall_ms"]) for row in result["rows"]}
-    inputs = list(dict.fromkeys(row["input"] for row in result["rows"]))
+def texts(result: Result) -> str:
+    """Text encoders, milliseconds of the smallest and the largest batch."""
+    header = ("ms", "batch", "eager", "torch.compile", "padded graphs", "wrapped", "wrapped, compiled")
+    rows = {(row["model"], row["batch"]): row for row in result["rows"]}
     lines = []
-    for name in inputs:
-        eager, one, shared = (walls["parallel_eager", name], walls["one", name], walls["parallel", name])
-        weights = walls.get(("tensor", name))
-        lines.append((name, eager, one, bold(shared), walls["gather", name], weights, one / shared, eager / shared))
-    count = result["ranks"]
-    header = (
-        "ms", f"eager, {count} GPUs", "graphed, one GPU", f"graphed, {count} GPUs", "of that, gather",
-        "weights spread", "one / all", "eager / graphed",
-    )  # fmt: skip
+    for model, batch in ((model, batch) for model in TEXT_MODELS for batch in (1, 32)):
+        row = rows[model, batch]
+        times = (row.get(f"{system}_ms") for system in ("eager", "compiled", "padded"))
+        lines.append((model, batch, *times, bold(row["wrapped_ms"]), row.get("fused_ms")))
     return table(header, lines)
+
+
+def wrapped(*results: Result) -> str:
+    """Models of images and sound that `vg.wrap` declares by itself, milliseconds."""
+    rows = {}
+    for row in (row for result in results for row in result["rows"]):
+        batch = row["batch"] if "batch" in row else int(row["input"].split(" of ")[0])
+        rows[row.get("model") or row["module"], batch] = row
+    lines = []
+    for model, batch in ((model, batch) for model, batches in BATCHES.items() for batch in batches):
+        row = rows[model, batch]
+        lines.append((model, batch, row["eager_ms"], row["compiled_ms"], row.get("exact_ms"), bold(row["wrapped_ms"])))
+    return table(("ms", "batch", "eager", "torch.compile", "exact graph", "wrapped"), lines)
+
+
+def serving(result: Result) -> str:
+    """Requests a second of one client and of many."""
+    rows = {(row["served"], row["clients"], row["system"]): row for row in result["rows"]}
+    lines = []
+    for served, clients in dict.fromkeys((served, clients) for served, clients, _ in rows):
+        if clients != 8:
+            systems = (rows.get((served, clients, name)) for name in ("as it is", "wrapped", "from pixels"))
+            lines.append((served, clients, *(f"{row['requests_s']:.0f}" if row else None for row in systems)))
+    return table(("requests a second", "clients", "unwrapped", "wrapped", "wrapped, from pixels"), lines)
+
+
+def pixels(result: Result) -> str:
+    """From decoded images to features, milliseconds."""
+    keys = ("eager_ms", "graphs_ms", "from_images_ms")
+    lines = [(row["images"], *(row[key] for key in keys[:2]), bold(row[keys[2]])) for row in result["rows"][::2]]
+    return table(("ms", "processor, eager tower", "processor, graphs", "from_images"), lines)
+
+
+def start(calls: Result, ladders: Result) -> str:
+    """Seconds until calls are answered, with nothing compiled and with kernels compiled before."""
+    cold, *warm = calls["rows"]
+    built = ladders["systems"]["ours"]
+    lines = [
+        (name, cold[key], max(row[key] for row in warm))
+        for name, key in (("first call", "first_s"), ("slowest of 32 new calls", "longest_s"))
+    ]
+    lines.append((f"`capture()` of {built['budgets']} graphs", built["capture_cold_s"], built["capture_s"]))
+    lines.append((f"`capture()` of {built['coarse_budgets']} graphs", None, built["coarse_capture_s"]))
+    lines.append(("torch.compile", ladders["systems"]["compile_dynamic"]["compile_s"], None))
+    return table(("seconds", "nothing compiled yet", "kernels compiled"), lines)
+
+
+def parallel(*results: Result) -> str:
+    """Calls that several GPUs share, medians of milliseconds."""
+    walls = [
+        {(row["system"], row["input"]): statistics.median(row["wall_ms"]) for row in result["rows"]}
+        for result in results
+    ]
+    lines = []
+    for name in dict.fromkeys(row["input"] for row in results[0]["rows"]):
+        shared = [bold(each["parallel", name]) for each in walls]
+        lines.append((name, walls[0]["one", name], *shared, walls[0]["tensor", name]))
+    counts = [f"{result['ranks']} GPUs" for result in results]
+    return table(("ms", "one GPU", *counts, f"{counts[0]}, weights spread"), lines)
 
 
 def plan(result: Result) -> str:
-    """Budgets for a trace: what was expected of them, and what they take."""
-    header = (
-        "budgets", "graphs", "padding", "expected, ms", "measured alone, ms", "in a stream, ms", "expected / alone",
-        "expected / stream", "padding of later calls", "GiB expected", "GiB",
-    )  # fmt: skip
-    lines = []
-    for row in result["rows"]:
-        expected, alone, calls = (row[f"{key}_ms"] for key in ("expected", "alone", "calls"))
-        padding, later = (f"{row[key]:.1%}" for key in ("padding", "later_padding"))
-        times = (expected, alone, calls, expected / alone, expected / calls)
-        lines.append((row["budgets"], row["graphs"], padding, *times, later, row["expected_gib"], row["capture_gib"]))
-    return table(header, lines)
+    """Budgets for a trace: their number, padding, time and memory."""
+    lines = [
+        (row["budgets"], row["graphs"], f"{row['padding']:.1%}", row["calls_ms"], row["capture_gib"])
+        for row in result["rows"]
+    ]
+    return table(("budgets", "graphs", "padding", "ms a call", "GiB"), lines)
 
 
 def ladder(result: Result) -> str:
@@ -224,78 +189,48 @@ def ladder(result: Result) -> str:
     return table(("step", "graphs", "capture, s", "GiB", *TRACES), lines)
 
 
-def service(result: Result) -> str:
-    """Start and memory of several models in one process."""
-    figures = {
-        "Qwen3-VL, s": "qwen3_vl_s", "SigLIP, s": "siglip_s", "BERT, s": "bert_s", "start, s": "start_s",
-        "weights, s": "weights_s", "all graphs, s": "capture_s", "graphs": "graphs", "pools, GiB": "pools_gib",
-        "beside, GiB": "beside_gib", "taken, GiB": "taken_gib",
-    }  # fmt: skip
-    lines = [(row["cache"], row["pool"], *(row[key] for key in figures.values())) for row in result["service"]]
-    return table(("cache", "pool", *figures), lines)
+def plain(*keys: str) -> Callable[[Result], str]:
+    """The columns of a result as they are."""
+
+    def make(result: Result) -> str:
+        return table([re.sub(r"_(us|ms|s)$", r", \1", key).replace("_", " ") for key in keys], [
+            [f"{row[key]:.1e}" if key.endswith("error") else row.get(key) for key in keys] for row in result["rows"]
+        ])  # fmt: skip
+
+    return make
 
 
-def replicas(result: Result) -> str:
-    """Requests a second of two processes on one GPU."""
-    lines = []
-    for row in result["replicas"]:
-        alone, together = row.get("alone_per_s"), row.get("together_per_s")
-        lines.append((row["mps"], alone, together, together / alone if alone and together else None))
-    return table(("MPS", "one, 1/s", "both, 1/s", "both / one"), lines)
-
-
-TABLES: dict[str, Callable[[Result], str]] = {
-    "singles": singles,
-    "traces": traces,
-    "calls": calls,
-    "ratios": ratios,
-    "in_turn": in_turn,
+TABLES: dict[str, Callable[..., str]] = {
+    "towers": towers,
     "attention": attention,
-    "rotary": plain("head_dim", "rows", "torch_us", "compiled_us", "ours_us"),
-    "metadata": plain("buffer", "rows", "items", "kernel_us", "torch_us"),
-    "interpolation": plain("mode", "rows", "items", "kernel_us", "torch_us", "by_item_us", "error"),
-    "row_counts": row_counts,
-    "breakdown": breakdown,
-    "families": plain("family", "input", "rows", "eager_ms", "exact_ms", "graphed_ms"),
-    "automatic": plain("family", "input", "rows", "eager_ms", "exact_ms", "automatic_ms", "graphed_ms"),
-    "modules": plain("module", "input", "eager_ms", "compiled_ms", "wrapped_ms", "compiled_start_s", "wrapped_start_s"),
-    "encoders": plain("model", "batch", "tokens", "kernels_ms", *(f"{name}_ms" for name in ENCODERS)),
-    "encoders_in_row": plain("model", "batch", *(f"{name}_in_row_ms" for name in ENCODERS)),
-    "sentences": plain("dtype", "texts", "mean_tokens", "tokenizer_s", "eager_s", "wrapped_s", "error"),
-    "first_call": plain("cache", "made_s", "first_s", "graphs", "longest_s", "new_s", "again_s"),
-    "generate": plain("prompt", "tokens", "model_ms", "wrapped_ms", "same_tokens"),
+    "families": families,
+    "texts": texts,
+    "wrapped": wrapped,
+    "serving": serving,
+    "pixels": pixels,
+    "start": start,
+    "parallel": parallel,
     "plan": plan,
     "ladder": ladder,
-    "parallel": parallel,
-    "host": plain("layout", "median_us", "p90_us", "p99_us"),
-    "coverage": coverage.rows,
-    "coverage_counts": coverage.counts,
-    "outside": plain("package", "module", "encoder", "outcome", "error", "why"),
-    "pixels": plain(
-        "images",
-        "patches",
-        "resize_ms",
-        "processor_ms",
-        "eager_ms",
-        "graphs_ms",
-        "from_images_ms",
-        "eager_error",
-        "error",
-    ),
-    "serving": plain("served", "clients", "system", "requests_s", "p50_ms", "p99_ms"),
-    "service": service,
-    "replicas": replicas,
+    "coverage_totals": coverage.totals,
+    "coverage_incomplete": coverage.incomplete,
+    "coverage_outside": coverage.outside,
     "vllm": plain("size", "own_encoder_ms", "fine_encoder_ms", "encoder_ms", "own_ttft_ms", "fine_ttft_ms", "ttft_ms"),
     "sglang": plain("size", "own_encoder_ms", "encoder_ms", "own_ttft_ms", "ttft_ms"),
-    "proof": plain("capture", "total_s", "captured_s", "proven_s", "timed_s"),
 }
+
+
+def read(folder: Path, name: str) -> Result:
+    """A result of a folder."""
+    result: Result = json.loads((folder / f"{name}.json").read_text())
+    return result
 
 
 def filled(text: str, results: Path) -> str:
     """A page with its tables as the results in a folder give them."""
 
     def fill(place: re.Match[str]) -> str:
-        made = TABLES[place[2]](json.loads((results / f"{place[3]}.json").read_text()))
+        made = TABLES[place[2]](*(read(results, name) for name in place[3].split()))
         return f"{place[1]}\n{made}\n\n{place[5]}"
 
     return PLACE.sub(fill, text)
@@ -309,6 +244,8 @@ def main() -> None:
     options = parser.parse_args()
     for page in options.page:
         page.write_text(filled(page.read_text(), options.json))
+    for name, text in coverage.csv_files(options.json).items():
+        (options.json.parent / name).write_text(text)
 
 
 if __name__ == "__main__":

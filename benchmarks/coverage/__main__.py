@@ -101,7 +101,8 @@ def main() -> None:
             print(state(row), json.dumps(row)[:250], flush=True)
         if options.json is not None:
             ordered = [row for name in every for row in found.get(name, ())]
-            result = {"transformers": transformers.__version__, "rows": ordered}
+            recipes = not options.without_recipes
+            result = {"transformers": transformers.__version__, "recipes": recipes, "rows": ordered}
             options.json.write_text(json.dumps(result, indent=1) + "\n")
     outcomes = {
         group: Counter(outcome(found[n]) for n in found if every[n] == group) for group in (MULTIMODAL, ENCODERS)

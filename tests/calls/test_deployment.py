@@ -1,4 +1,4 @@
-"""Facts of `docs/deployment.md` that a machine without a GPU can show: workers, and what each of them needs to do."""
+"""Facts of `docs/operate.md` that a machine without a GPU can show: workers, and what each of them needs to do."""
 
 import os
 import shutil

@@ -11,6 +11,7 @@ if transformers.__version__ < "5.15" or transformers.__version__.startswith("4."
 
 from transformers import vision_utils
 
+from benchmarks import doctor
 from benchmarks.doctor import TOWERS
 from varlen_graphs.attention.transformers import use_attention
 
@@ -59,13 +60,18 @@ READ = {
 }
 """Kind, function and a part of the line. `padding_mask.all()` is asked for full and for sliding attention."""
 
+CSV_MADE_WITH = "5.23.0"
+
 LAYERS = {"Qwen3-VL": 3, "Qwen2.5-VL": 3, "GLM-4.1V": 3}
 
 
 @pytest.mark.parametrize("name", READ)
 def test_nothing_is_missed_and_nothing_invented(name):
     module, calls = TOWERS[name]()
-    findings = list(vg.diagnose(module, *calls))
+    diagnosis = vg.diagnose(module, *calls)
+    if transformers.__version__ == CSV_MADE_WITH:
+        assert doctor.findings(name, diagnosis) == [row for row in doctor.read() if row.tower == name]
+    findings = list(diagnosis)
     for kind, function, part in READ[name]:
         (finding,) = [f for f in findings if (f.kind, f.line.function) == (kind, function) and part in f.line.source]
         findings.remove(finding)
@@ -77,6 +83,13 @@ def test_nothing_is_missed_and_nothing_invented(name):
         if "lengths.tolist()" in part:
             assert (finding.count, finding.modules) == (3 * LAYERS[name], ("blocks.*.attn",))
     assert not findings
+
+
+def test_the_page_counts_the_rows_of_the_csv():
+    page, rows = doctor.PAGE.read_text(), doctor.read()
+    assert {row.tower for row in rows} == {*TOWERS}
+    assert f"transformers {CSV_MADE_WITH}." in page
+    assert doctor.filled(page, rows) == page
 
 
 def test_buffers_are_suggested_by_name():

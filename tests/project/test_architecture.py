@@ -192,3 +192,63 @@ def test_every_tensor_that_the_library_makes_is_on_a_named_device():
                 if of_torch and not {"device", None} & {keyword.arg for keyword in node.keywords}:
                     unnamed.append(f"{path.relative_to(PACKAGE)}:{node.lineno}")
     assert not unnamed
+
+
+# The pages about it
+
+
+def page(name):
+    """Return the text of a page of the docs."""
+    return (ROOT / "docs" / f"{name}.md").read_text()
+
+
+EXCERPT = re.compile(r"^```(?:py|text)\n# (\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def missing_part(excerpt, text):
+    """Return the first lines of an excerpt that do not follow in a text; `...` stands for left-out lines.
+
+    Indentation does not count.
+    """
+    lines = [line.strip() for line in text.splitlines()]
+    for part in re.split(r"^\s*\.\.\.\s*$", excerpt, flags=re.MULTILINE):
+        wanted = [line.strip() for line in part.strip().splitlines()]
+        starts = (at for at in range(len(lines) - len(wanted) + 1) if lines[at : at + len(wanted)] == wanted)
+        start = next(starts, None)
+        if start is None:
+            return "\n".join(wanted)
+        lines = lines[start + len(wanted) :]
+    return None
+
+
+def test_a_line_that_is_not_in_the_code_is_found():
+    text = "def f():\n    a = 1\n    b = 2\n    return a + b\n"
+    assert missing_part("def f():\n...\nb = 2\nreturn a + b", text) is None
+    assert missing_part("a = 1\nreturn a + b", text) == "a = 1\nreturn a + b"
+    assert missing_part("b = 2\n...\na = 1", text) == "a = 1"
+
+
+def test_excerpts_on_the_page_are_in_the_code():
+    excerpts = EXCERPT.findall(page("architecture"))
+    assert len(excerpts) >= 4
+    for file, excerpt in excerpts:
+        assert (missing := missing_part(excerpt, (ROOT / file).read_text())) is None, f"{file} has not:\n{missing}"
+
+
+def test_files_on_the_page_exist():
+    named = set(re.findall(r"`((?:\w+/)+\w+\.(?:py|md))`", page("architecture")))
+    assert named
+    gone = [one for one in named if "/my_" not in one and not ((PACKAGE / one).exists() or (ROOT / one).exists())]
+    assert not gone
+
+
+def test_the_map_on_the_page_names_every_package():
+    packages = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    _, table = page("architecture").split("## The packages", 1)
+    missing = {one for one in packages - {"__init__"} if f"`{one}`" not in table.split("\n## ", 1)[0]}
+    assert not missing
+
+
+def test_the_page_of_recipes_names_every_recipe():
+    recipes = {name for name in vg.recipes.__all__ if name.islower()} - {"register"}
+    assert not [name for name in recipes if f"`{name}`" not in page("recipes")]

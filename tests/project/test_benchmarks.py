@@ -119,6 +119,20 @@ def test_systems_are_compared_on_the_layouts_they_share():
     assert qwen3_vl.ratio(rows, "mix1", "ours", "eager_sdpa") is None
 
 
+def test_a_table_shows_medians_of_singles_and_means_over_the_layouts_that_all_systems_share():
+    rows = [
+        {"system": "ours", "input": "224x224", "wall_ms": [1.0, 2.0, 9.0]},
+        {"system": "ours", "input": "mix1", "wall_ms": [1.0, 3.0, 90.0]},
+        {"system": "eager_varlen", "input": "mix1", "wall_ms": [5.0, 7.0]},
+        {"system": "eager_sdpa", "input": "mix1", "wall_ms": [4.0, 4.0]},
+        {"system": "compile_dynamic", "input": "mix1", "failed": "no time left"},
+    ]
+    assert page.milliseconds({"rows": rows}, "224x224") == {"ours": 2.0}
+    times = page.milliseconds({"rows": rows}, "mix1")
+    assert times == {"ours": 2.0, "eager_varlen": 6.0, "eager_sdpa": 4.0}
+    assert page.eager(times) == 4.0
+
+
 def test_a_failed_system_is_reported_beside_the_others():
     timed = {"system": "eager_sdpa", "input": "224x224", "wall_ms": [3.0, 1.0, 2.0]}
     failed = {"system": "compile_dynamic", "input": "all", "failed": "ValueError: no"}
@@ -130,7 +144,6 @@ def test_a_failed_system_is_reported_beside_the_others():
 @pytest.mark.parametrize("shared", [True, False])
 def test_the_service_that_is_timed_answers_on_the_tape(shared):
     took = deployment.service(shared, True, time.time())
-    assert page.service({"service": [{"cache": "cold", "pool": "own", **took}]}).count("|") == 3 * 13
     assert took["graphs"] == 6
     assert took["pools_gib"] == 0 < took["beside_gib"]  # tapes share no memory
     assert took["start_s"] > took["qwen3_vl_s"] + took["siglip_s"] + took["bert_s"]
@@ -138,8 +151,6 @@ def test_the_service_that_is_timed_answers_on_the_tape(shared):
 
 def test_the_replicas_that_are_timed_answer_alike():
     rates = deployment.replicas(True, 0.1, {})
-    text = page.replicas({"replicas": [{"mps": "off", **rates}, {"mps": "not run: there is no GPU"}]})
-    assert text.splitlines()[-1].count(" - |") == 3
     assert rates["alone_per_s"] > 0
     assert rates["together_per_s"] == sum(rates["each_per_s"])
     assert rates["distance"] < 1e-6

@@ -17,7 +17,7 @@ padding row is a large share of them."""
 
 HALF_TILE, TILE_MARGIN = 64, 16
 """Above that, they are `TILE_MARGIN` less than a multiple of `HALF_TILE`: cuBLAS takes a few per cent less time per row
-a little short of whole tiles of 128, and hardly more in between (docs/benchmarks-history.md)."""
+a little short of whole tiles of 128, and hardly more in between (docs/benchmarks.md)."""
 
 MAX_STEP = 4
 """Largest accepted ratio of neighbouring budgets: a larger one is most likely a number of rows."""

@@ -10,18 +10,18 @@ LOGGER = logging.getLogger("varlen_graphs")
 OLDEST, NEWEST = "4.57", "5.24"
 """Releases from and up to which the tests were run."""
 
-_noted: list[str] = []
+noted: list[str] = []
 """The version that the log has named, in this process."""
 
 
 def note_version() -> None:
     """Log once in a process, at WARNING, that transformers is in use in a version older or newer than what was run."""
-    if _noted or "transformers" not in sys.modules:
+    if noted or "transformers" not in sys.modules:
         return
     with suppress(PackageNotFoundError):
         found = version("transformers")
         if not _release(OLDEST) <= _release(found) <= _release(NEWEST):
-            _noted.append(found)
+            noted.append(found)
             LOGGER.warning(
                 "this release of varlen_graphs was run with transformers %s to %s, and this is %s: graphs are compared "
                 "with the model as always, and what cannot be graphed runs eager",

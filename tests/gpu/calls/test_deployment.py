@@ -1,4 +1,4 @@
-"""Facts of `docs/deployment.md`: processes, compilers and faults, on real CUDA graphs."""
+"""Facts of `docs/operate.md`: processes, compilers and faults, on real CUDA graphs."""
 
 import ast
 import shutil

@@ -85,8 +85,8 @@ def prompted(device):
 
 
 DIFFUSION = {
-    "a timestep and a class an image (DiT)": timesteps,
-    "texts that attend jointly with images (MM-DiT)": joint,
-    "cross attention to a memory of each item": cross,
-    "a prompt and a scale a call": prompted,
+    "a timestep and class per image (DiT)": timesteps,
+    "joint attention with texts (MM-DiT)": joint,
+    "cross attention to a memory per item": cross,
+    "a prompt and a scale per call": prompted,
 }

@@ -85,8 +85,8 @@ def tiles(device):
 
 IMAGES = {
     "images of one size (CLIP, SigLIP, ViT, InternVL tiles)": clip,
-    "images of several sizes, each batch of one (DINOv2)": resolutions,
+    "batches of several sizes (DINOv2)": resolutions,
     "hidden states by layer (LLaVA)": layers,
     "stages that merge patches in windows (Swin)": hierarchical,
-    "tiles with an aspect ratio and a mask an image (Mllama)": tiles,
+    "tiles with aspect ratio and mask (Mllama)": tiles,
 }

@@ -147,11 +147,11 @@ def of_sizes(device):
 
 
 PACKED_IMAGES = {
-    "pictures of several sizes, padded to one (Pixtral)": of_sizes,
-    "images of any size, with rotary positions (Qwen-VL)": rotary,
-    "a learned table of positions, resampled (SigLIP 2)": resampled,
-    "a class token and registers before patches of any size (DINOv2 with packed images)": class_token,
-    "attention in windows of images of any size (Qwen2.5-VL)": windows,
-    "videos whose patches are merged 2 x 2 (Qwen-VL)": merged,
-    "learned queries that sum up each image (resamplers)": learned_queries,
+    "images padded to one size (Pixtral)": of_sizes,
+    "images of any size, rotary positions (Qwen-VL)": rotary,
+    "resampled position embeddings (SigLIP 2)": resampled,
+    "class tokens and registers (packed DINOv2)": class_token,
+    "window attention (Qwen2.5-VL)": windows,
+    "videos with patches merged 2 x 2 (Qwen-VL)": merged,
+    "learned queries (resamplers)": learned_queries,
 }

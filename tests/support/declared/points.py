@@ -30,4 +30,4 @@ def neighbours(device):
     return Case(encoder, calls, alone(encoder, "x", ["lengths"]))
 
 
-POINTS = {"points whose nearest neighbours in the item are gathered": neighbours}
+POINTS = {"nearest neighbors within an item": neighbours}

@@ -97,8 +97,8 @@ def uneven(device):
 
 SOUNDS = {
     "clips of one length (Whisper)": whisper,
-    "a convolutional front end with masks (Conformer)": conformer,
-    "a convolutional front end on samples (wav2vec 2)": waveform,
-    "a batch whose rows are pooled or repeated": pooled,
-    "packed rows that become fewer, and not by a ratio": uneven,
+    "convolutions with masks (Conformer)": conformer,
+    "convolutions on samples (wav2vec 2)": waveform,
+    "rows pooled or repeated": pooled,
+    "packed rows reduced unevenly": uneven,
 }

@@ -166,11 +166,11 @@ def integers(device):
 
 
 TEXTS = {
-    "padded texts with types of tokens (BERT)": token_types,
+    "padded texts with token types (BERT)": token_types,
     "causal attention (CLIP text)": causal,
     "sliding windows (ModernBERT)": windows,
-    "biases by relative position (T5, Swin) that the module takes": computed_bias,
-    "biases by relative position that the module computes (T5)": own_bias,
-    "texts packed on their way in": packed,
-    "an integer an item (a language)": integers,
+    "relative position biases as an argument": computed_bias,
+    "relative position biases that it computes (T5)": own_bias,
+    "padded texts, packed for the forward": packed,
+    "an integer per item (language)": integers,
 }
