@@ -250,6 +250,14 @@ def test_calls_of_several_items_and_soon_after_others_use_what_there_is(monkeypa
     assert not encoder.stats.eager
 
 
+def test_a_stage_uses_what_there_is(monkeypatch):
+    encoder, rows = stepwise(False, monkeypatch).capture(), rows_for([60, 30])
+    with encoder.stage([60, 30]) as stage:
+        stage.rows.copy_(rows)
+    torch.testing.assert_close(stage.output, encoder.eager(rows, lengths=[60, 30]))
+    assert captured(encoder) == {SMALL, BUDGETS[1], LARGEST}
+
+
 def test_calls_capture_what_nothing_else_holds_in_about_the_time(monkeypatch):
     """Without a capture ahead the first call brings the largest budget, which takes too long for others."""
     encoder = stepwise(False, monkeypatch)

@@ -12,7 +12,16 @@ from varlen_graphs.huggingface import versions
 
 @pytest.mark.parametrize(
     ("found", "named"),
-    [("4.56.2", True), ("4.57.6", False), ("5.0.0rc3", False), ("5.24.1", False), ("5.25.0.dev0", True), ("6.0", True)],
+    [
+        ("4.56.2", True),
+        ("4.57.6", False),
+        ("5.0.0rc3", False),
+        ("4.57rc1", False),
+        ("5.25rc1", True),
+        ("5.24.1", False),
+        ("5.25.0.dev0", True),
+        ("6.0", True),
+    ],
 )
 def test_a_version_that_was_not_run_is_named_once(found, named, monkeypatch, caplog):
     monkeypatch.setattr(versions, "version", lambda package: found)

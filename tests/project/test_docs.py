@@ -24,13 +24,16 @@ SNIPPET = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 )
 def test_the_snippets_of_a_page_run_one_after_the_other(page):
     namespace = {}
-    while others_capture():  # those that another page has left in the background: calls would run eager meanwhile
+    deadline = time.monotonic() + 60
+    while others_capture() and time.monotonic() < deadline:  # what another page left in the background: calls run eager
         time.sleep(0.01)
-    for snippet in SNIPPET.finditer(page.read_text()):
-        line = page.read_text()[: snippet.start()].count("\n") + 1
-        exec(compile("\n" * line + snippet[1], str(page), "exec"), namespace)
-    for future in [one for one in namespace.values() if isinstance(one, Future)]:
-        future.cancel()
+    try:
+        for snippet in SNIPPET.finditer(page.read_text()):
+            line = page.read_text()[: snippet.start()].count("\n") + 1
+            exec(compile("\n" * line + snippet[1], str(page), "exec"), namespace)
+    finally:
+        for future in [one for one in namespace.values() if isinstance(one, Future)]:
+            future.cancel()
 
 
 def anchors_of(page):

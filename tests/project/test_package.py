@@ -12,8 +12,6 @@ import pytest
 
 import varlen_graphs as vg
 
-pytest.importorskip("hatchling")
-
 ROOT = Path(__file__).parent.parent.parent
 
 
@@ -29,6 +27,7 @@ def built(source, target, kind):
 @pytest.fixture(scope="module")
 def sdist(tmp_path_factory):
     """The folder of an unpacked source distribution."""
+    pytest.importorskip("hatchling")
     folder = tmp_path_factory.mktemp("sdist")
     with tarfile.open(built(ROOT, folder, "sdist")) as archive:
         archive.extractall(folder, filter="data")
@@ -70,7 +69,7 @@ def test_the_wheel_runs_the_snippet_of_the_readme(wheel, tmp_path):
     snippet = re.search(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)[1]
     where = f"\nfrom pathlib import Path\nassert Path(vg.__file__).is_relative_to({str(wheel)!r}), vg.__file__"
     program = f"import sys\nsys.path.insert(0, {str(wheel)!r})\n{snippet}{where}"
-    ended = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
+    ended = subprocess.run([sys.executable, "-B", "-c", program], cwd=tmp_path, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
 
 

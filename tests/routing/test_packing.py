@@ -133,6 +133,17 @@ def test_hundreds_of_items_are_packed_closely():
     assert total_cost(batches, costs) < 1.25 * (sum(sizes) + 512 * sum(sizes) / 4096)
 
 
+@pytest.mark.parametrize("items", [7, 32, 100])
+def test_many_items_fill_large_replays_by_measured_times(items):
+    budgets = [vg.budgets.Budget(rows, items=256) for rows in (64, 256, 1024, 4096, 16384)]
+    costs = Costs({budget: 0.1 + 0.00015 * budget.rows for budget in budgets}, host=1.0)
+    usages = [Usage(300, 1, 1, 300)] * items
+    batches = pack(usages, costs)
+    assert len(batches) <= 3
+    alone = [ReplayBatch(cheapest(one, costs), (at,)) for at, one in enumerate(usages)]
+    assert total_cost(batches, costs) < 0.7 * total_cost(alone, costs)
+
+
 def test_the_time_to_pack_grows_with_the_items_and_not_with_their_square():
     start = time.monotonic()
     assert len(pack([Usage(1, 1, 1, 1)] * 20_000, Costs.in_rows([vg.budgets.Budget(64, items=8)]))) == 2500

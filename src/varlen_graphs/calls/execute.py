@@ -38,7 +38,6 @@ from varlen_graphs.inputs.extra import PerItem
 from varlen_graphs.layouts.item_slice import ItemSlice
 from varlen_graphs.options.gpu_layouts import GpuLayouts
 from varlen_graphs.outputs.parts import flatten, with_padding
-from varlen_graphs.routing.costs import Costs
 from varlen_graphs.routing.packing import ReplayBatch, total_cost
 from varlen_graphs.routing.router import Route, Router
 from varlen_graphs.stats import Stats
@@ -186,8 +185,10 @@ class Executor:
         usable, own = self.store.usable(call.key), None
         if self.exact is not None and (found := self.exact.route(call, usable.graphs)) is not None:
             return usable, found, None
-        if (meanwhile := self._meanwhile(call, usable)) is not None and self._suffices(meanwhile, call, usable.costs):
-            return *meanwhile, None
+        if (meanwhile := self._meanwhile(call, usable)) is not None:
+            rows = 0 if call.layout is None else call.layout.total
+            if self._suffices(meanwhile, usable.costs.lower_bound(rows)):  # so no search for the best route
+                return *meanwhile, None
         route = self.router.route(call, usable.costs, usable.timed, usable.rejected)
         captures = usable.graphs is None and (route.batches or self.store.lazy)
         if captures and (reason := self.store.why_not(self.store.key(call.key), call.static_args)) is not None:
@@ -196,8 +197,10 @@ class Executor:
         for batch in () if self.store.lazy else route.batches:  # a loop: a comprehension costs a call of its own
             if batch.budget is not None and (usable.graphs is None or batch.budget not in usable.graphs):
                 missing.append(batch.budget)  # noqa: PERF401
-        if missing and meanwhile is not None and self._suffices(meanwhile, call, usable.costs, route):
-            return *meanwhile, None
+        if missing and meanwhile is not None and all(batch.budget for batch in route.batches):  # none runs eager
+            least = total_cost(route.batches, usable.costs)
+            if self._suffices(meanwhile, least):
+                return *meanwhile, None
         if missing and others_capture() and self.store.consensus.alone:  # ranks capture together
             return usable, Route(reason=CAPTURING), None
         if missing:
@@ -217,31 +220,26 @@ class Executor:
         return usable, route, own
 
     def _meanwhile(self, call: Call, usable: Usable) -> tuple[Usable, Route] | None:
-        """Return the graphs that there are for a call, while `start_step` leaves others for later.
+        """Return the graphs that there are for a call, and its route, while `start_step` leaves others for later.
 
-        `None` if it is to capture now.
+        `None` if there are no others, or the call is to capture now.
         """
-        alone = self.store.consensus.alone  # ranks, whose clocks differ, capture
-        if self.store.start_step is None or not usable.graphs or not alone or call.staged:
+        graphs, alone = usable.graphs, self.store.consensus.alone  # ranks, whose clocks differ, capture
+        if self.store.start_step is None or not graphs or not alone:
             return None
         if call.items == 1 and self._quiet_s >= QUIET_S:
             return None
-        captured = self.store.usable(call.key, captured=True)
+        captured = usable._replace(costs=graphs.usable(self.store.budgets.costs, True))
+        if len(captured.costs.replays) == len(usable.costs.replays):
+            return None
         return captured, self.router.route(call, captured.costs, captured.timed, captured.rejected)
 
-    def _suffices(self, meanwhile: tuple[Usable, Route], call: Call, costs: Costs, best: Route | None = None) -> bool:
-        """Return True if a call is to use the graphs that there are: they take little longer than the best route.
-
-        Without that, than any route can.
-        """
-        (usable, route), others = meanwhile, () if best is None else best.batches
-        if not route.batches or any(batch.budget is None for batch in (*route.batches, *others)):
-            return False
-        if best is not None:
-            least = total_cost(others, costs)
-        else:
-            least = 0.0 if call.layout is None else costs.lower_bound(call.layout.total)
-        return total_cost(route.batches, usable.costs) <= (self.store.start_step or 1.0) * least
+    def _suffices(self, meanwhile: tuple[Usable, Route], least: float) -> bool:
+        """Return True if the graphs that there are take no more than `start_step` times as long as another route."""
+        usable, route = meanwhile
+        step = self.store.start_step or 1.0
+        graphed = bool(route.batches) and all(batch.budget for batch in route.batches)
+        return graphed and total_cost(route.batches, usable.costs) <= step * least
 
     def _reference(self, call: Call) -> Reference | None:
         """Run the module itself on a call; return nothing where the capture, or the replay, tells what is wrong.

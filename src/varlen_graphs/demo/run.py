@@ -81,15 +81,15 @@ def run_demo(
     print(f"\n{'all calls agree' if agree else 'NOT all calls agree'} with eager: {_criterion(rows)}")
     if encoder.stats.eager:
         print(f"eager calls: {dict(encoder.stats.eager)}")
-    if picture:
-        _draw(picture, rows, where)
-        print(f"drawn in {picture}")
     if report:
         facts = {
             "device": _name(where), "torch": torch.__version__, "python": platform.python_version(), "inputs": origin,
             "capture_s": seconds, "agree": agree, "calls": [asdict(row) for row in rows],
         }  # fmt: skip
         report.write_text(json.dumps(facts, indent=1) + "\n")
+    if picture:
+        _draw(picture, rows, where)
+        print(f"drawn in {picture}")
     return 0 if agree else 1
 
 

@@ -115,8 +115,8 @@ class Allowance:
         try:
             if not (on_gpu or self._taken):
                 run(budget)  # fills what the module computes once and keeps
-            start = time.perf_counter()
             with compiling_in_threads() as compilation:
+                start = time.perf_counter()
                 run_under(partial(run, budget), meter)
             if compilation.met:  # references take other memory
                 meter = MemoryMeter(self._device)

@@ -244,7 +244,7 @@ class GraphCapture:
         return kept, others
 
     def _compile_kernels(self, budgets: Sequence[Budget], forward: BoundForward) -> None:
-        """Run the smallest and the largest budget, whose kernels compile in threads, unless the allowance has done so.
+        """Run the smallest and the largest budget, whose kernels compile in threads, unless they have run.
 
         The smallest comes first: kernels that it loads are there for the largest, where references take long. Errors
         come again later.
@@ -253,7 +253,8 @@ class GraphCapture:
         if not graphs.arena.rows.is_cuda or not budgets:
             return
         with CAPTURE_LOCK, graphs.consensus.collective_try() as outcome, compiling_in_threads():
-            for budget in sorted({min(budgets), max(budgets)} - self._ran):
+            ran = set() if forward.is_compiled else self._ran  # without torch's compiler
+            for budget in sorted({min(budgets), max(budgets)} - ran):
                 self._run_sample(budget, forward)
         outcome.take()
 

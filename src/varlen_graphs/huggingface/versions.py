@@ -1,6 +1,7 @@
 """The versions of transformers that this release was run with."""
 
 import logging
+import re
 import sys
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
@@ -31,6 +32,6 @@ def note_version() -> None:
             )
 
 
-def _release(version: str) -> list[int]:
+def _release(text: str) -> list[int]:
     """Return the first two numbers of a version."""
-    return [int(part) if part.isdigit() else 0 for part in version.split(".")[:2]]
+    return [*map(int, re.findall(r"\d+", text)[:2])]

@@ -151,11 +151,7 @@ class Costs:
 
         The host's search, and the variation of measured times; nothing while costs are in rows.
         """
-        return self.search(items) + MARGIN * self.replays[whole] if self.measured else 0.0
-
-    def search(self, items: int) -> float:
-        """Return the cost of a search for the best split of so many items; nothing while costs are in rows."""
-        return SEARCH_MS * min(items, SEARCH_ITEMS) ** 2 if self.measured else 0.0
+        return SEARCH_MS * min(items, SEARCH_ITEMS) ** 2 + MARGIN * self.replays[whole] if self.measured else 0.0
 
     def may_split(self, rows: int, items: int, whole: Budget) -> bool:
         """Return True if a split of so many items could be worth it, against one replay of `whole`."""

@@ -21,7 +21,7 @@ OPEN_BATCHES = 32
 """Number of replay batches that the heuristic keeps open: its time grows with the items, not with their square."""
 
 CLOSE = 1.02
-"""Ratio to the least cost that any split can have below which the heuristic looks for no better one, beside its own."""
+"""Ratio to the least cost that any split can have below which the heuristic looks for no better one."""
 
 
 class ReplayBatch(NamedTuple):
@@ -126,8 +126,7 @@ class _Packer:
     def pack(self, items: list[int]) -> list[ReplayBatch]:
         if len(items) <= EXACT_ITEMS:
             return self._batches(self._exact(items))
-        close = CLOSE * self._bound(items) + self._costs.search(len(items))
-        best, least = list[ReplayBatch](), math.inf
+        close, best, least = CLOSE * self._bound(items), list[ReplayBatch](), math.inf
         for candidate in self._candidates(items):
             cost = total_cost(batches := self._batches(candidate), self._costs)
             if cost < least:
@@ -137,15 +136,14 @@ class _Packer:
         return best
 
     def _candidates(self, items: list[int]) -> Iterator[Split]:
-        """Yield splits; the first, of neighbours in the order of the call, copies least."""
-        few = len(items) <= RUN_ITEMS
-        # Above that one replay an item: the bound that runs of neighbours keep.
-        yield self._neighbours(items) if few else [(item,) for item in items]
-        yield self._first_fit(items)
-        largest_first = sorted(items, key=lambda i: -self._usages[i].rows)
-        yield self._first_fit(largest_first)
+        """Yield splits. Runs of neighbours in the order of the call, the first for few items, copy least."""
+        few, largest_first = len(items) <= RUN_ITEMS, sorted(items, key=lambda i: -self._usages[i].rows)
         if few:
-            yield self._neighbours(largest_first)
+            yield self._neighbours(items)
+        yield self._first_fit(items)
+        yield self._first_fit(largest_first)
+        # For many items one replay an item, which is the bound that runs of neighbours keep.
+        yield self._neighbours(largest_first) if few else [(item,) for item in items]
 
     def _bound(self, items: list[int]) -> float:
         """Return a lower bound of the cost of all splits."""
