@@ -318,6 +318,18 @@ def _cell(value: Any) -> str:
     return f"{value:.2f}" if isinstance(value, float) else str(value)
 
 
+def report(rows: Iterable[dict[str, Any]], header: Sequence[str], path: Path | None) -> None:
+    """Print rows of bfloat16 results, and write them as JSON, as they come; then print their columns as a table."""
+    about = facts()
+    print(f"{headline(about)}, bfloat16\n")
+    result: dict[str, Any] = {**about, "dtype": "bfloat16", "rows": []}
+    for row in rows:
+        result["rows"].append(row)
+        write_json(path, result)
+        print(row, flush=True)
+    print(table(header, [[row.get(key) for key in header] for row in result["rows"]]))
+
+
 def write_json(path: Path | None, result: dict[str, Any]) -> None:
     """Write a result, lists of numbers on one line each. Called after every row, so that a run cut short keeps them."""
     if path is None:

@@ -32,14 +32,11 @@ from benchmarks.common import (
     capture,
     check,
     distance,
-    facts,
     gpu_microseconds,
     grow_cache,
-    headline,
     measure_in_turn,
     reason,
-    table,
-    write_json,
+    report,
 )
 
 MEAN_TOKENS, SPREAD = 40, 0.8
@@ -202,6 +199,7 @@ class Prepared(NamedTuple):
 
 def run(name: str, repeats: int) -> list[dict[str, Any]]:
     """The rows of a model."""
+    torch.cuda.empty_cache()  # of the one before
     return rows(prepare(name), repeats)
 
 
@@ -337,17 +335,9 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
 
-    about = facts()
-    print(f"{headline(about)}, bfloat16\n")
-    result: dict[str, Any] = {**about, "dtype": "bfloat16", "rows": []}
-    for name in options.models:
-        for row in run(name, options.repeats):
-            result["rows"].append(row)
-            write_json(options.json, result)
-        torch.cuda.empty_cache()
+    found = (row for name in options.models for row in run(name, options.repeats))
     times = [f"{name}_ms" for name in ("kernels", "eager", "compiled", "exact", "padded", "wrapped", "fused")]
-    header = ("model", "batch", "tokens", *times)
-    print(table(header, [[row.get(key) for key in header] for row in result["rows"]]))
+    report(found, ("model", "batch", "tokens", *times), options.json)
 
 
 if __name__ == "__main__":

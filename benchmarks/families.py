@@ -29,18 +29,7 @@ from torch import Tensor
 
 import varlen_graphs as vg
 from benchmarks import systems as ways
-from benchmarks.common import (
-    WrongResultError,
-    check,
-    distance,
-    facts,
-    grow_cache,
-    headline,
-    measure_in_turn,
-    reason,
-    table,
-    write_json,
-)
+from benchmarks.common import WrongResultError, check, distance, grow_cache, measure_in_turn, reason, report
 
 
 @dataclass(frozen=True)
@@ -119,16 +108,9 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
 
-    about = facts()
-    print(f"{headline(about)}, bfloat16\n")
-    result: dict[str, Any] = {**about, "dtype": "bfloat16", "rows": []}
-    for name in options.families:
-        for row in run(name, options.repeats):
-            result["rows"].append({"family": name, **row})
-            write_json(options.json, result)
-            print(result["rows"][-1], flush=True)
-    header = ("family", "input", "rows", "eager_ms", "exact_ms", "automatic_ms", "graphed_ms", "padding")
-    print(table(header, [[row.get(key) for key in header] for row in result["rows"]]))
+    rows = ({"family": name, **row} for name in options.families for row in run(name, options.repeats))
+    times = "eager_ms", "exact_ms", "automatic_ms", "graphed_ms"
+    report(rows, ("family", "input", "rows", *times, "padding"), options.json)
 
 
 def run(name: str, repeats: int) -> list[dict[str, Any]]:

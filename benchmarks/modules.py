@@ -25,18 +25,7 @@ import torch
 from torch import Tensor, nn
 
 import varlen_graphs as vg
-from benchmarks.common import (
-    WrongResultError,
-    check,
-    distance,
-    facts,
-    grow_cache,
-    headline,
-    measure_in_turn,
-    reason,
-    table,
-    write_json,
-)
+from benchmarks.common import WrongResultError, check, distance, grow_cache, measure_in_turn, reason, report
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -154,16 +143,9 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
 
-    about = facts()
-    print(f"{headline(about)}, bfloat16\n")
-    result: dict[str, Any] = {**about, "dtype": "bfloat16", "rows": []}
-    for name in options.modules:
-        for row in run(MODULES[name], ["eager", *(one for one in options.systems if one != "eager")], options.repeats):
-            result["rows"].append({"module": name, **row})
-            write_json(options.json, result)
-            print(result["rows"][-1], flush=True)
-    header = ("module", "input", *(f"{system}_ms" for system in SYSTEMS))
-    print(table(header, [[row.get(key) for key in header] for row in result["rows"]]))
+    systems = ["eager", *(one for one in options.systems if one != "eager")]
+    rows = ({"module": name, **row} for name in options.modules for row in run(MODULES[name], systems, options.repeats))
+    report(rows, ("module", "input", *(f"{system}_ms" for system in SYSTEMS)), options.json)
 
 
 @torch.no_grad()
