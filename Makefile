@@ -120,7 +120,7 @@ coverage-outside: .outside/.done
 	touch $@
 
 plots: $(DEV_ENV)
-	$(RUN) -m benchmarks.plots $(wildcard $(RESULTS)/qwen3_vl_?b.json) --out $(RESULTS)
+	$(RUN) -m benchmarks.plots $(RESULTS)/qwen3_vl_8b.json --out $(RESULTS)
 	$(RUN) -m benchmarks.page
 
 docs: $(DEV_ENV)

@@ -1,4 +1,4 @@
-"""Figures from what `benchmarks.qwen3_vl` wrote as JSON: latency against rows, padding, memory.
+"""Figure of what `benchmarks.qwen3_vl` wrote as JSON: latency against rows.
 
 Run with `make plots`. Needs matplotlib: `pip install -e ".[bench]"`.
 """
@@ -16,7 +16,7 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, StrMethodFormatter
 
-from benchmarks.traces import SINGLES, TRACES, rows_of
+from benchmarks.traces import SINGLES, rows_of
 
 STYLES = {
     "ours_compile": ("varlen_graphs, compile=True", "#c0392b", "-"),
@@ -37,7 +37,7 @@ DPI = 160
 
 
 def main() -> None:
-    """Draw the figures of one result."""
+    """Draw the figure of each result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", nargs="+", type=Path, help="JSON files of benchmarks.qwen3_vl")
     parser.add_argument("--out", type=Path, default=Path("docs/benchmarks"), help="a folder (docs/benchmarks)")
@@ -45,15 +45,14 @@ def main() -> None:
     plt.rcParams.update({"font.size": 8})
     for path in options.results:
         result = json.loads(path.read_text())
-        for name, draw in (("latency", draw_latency), ("padding", draw_padding), ("memory", draw_memory)):
-            figure, axes = plt.subplots(figsize=(6.4, 3.6), layout="constrained")
-            draw(axes, result)
-            axes.set_title(f"Qwen3-VL {result['tower'].upper()} tower, {result['device']}", fontsize=9, loc="left")
-            axes.spines[["top", "right"]].set_visible(False)
-            target = options.out / f"{path.stem}_{name}.png"
-            figure.savefig(target, dpi=DPI)
-            plt.close(figure)
-            print(target)
+        figure, axes = plt.subplots(figsize=(6.4, 3.6), layout="constrained")
+        draw_latency(axes, result)
+        axes.set_title(f"Qwen3-VL {result['tower'].upper()} tower, {result['device']}", fontsize=9, loc="left")
+        axes.spines[["top", "right"]].set_visible(False)
+        target = options.out / f"{path.stem}_latency.png"
+        figure.savefig(target, dpi=DPI)
+        plt.close(figure)
+        print(target)
 
 
 def draw_latency(axes: Axes, result: dict[str, Any]) -> None:
@@ -75,33 +74,6 @@ def draw_latency(axes: Axes, result: dict[str, Any]) -> None:
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axes.grid(alpha=0.2)
     axes.legend(fontsize=6, frameon=False)
-
-
-def draw_padding(axes: Axes, result: dict[str, Any]) -> None:
-    """Share of padding in the replayed rows, by input."""
-    rows = {row["input"]: row for row in result["rows"] if row["system"] == "ours" and "padding" in row}
-    names = [name for name in (*SINGLES, *TRACES) if name in rows]
-    bars = axes.barh(names, [100 * rows[name]["padding"] for name in names], color="#e67e22")
-    axes.bar_label(bars, fmt="%.1f %%", fontsize=7, padding=2)
-    axes.invert_yaxis()
-    axes.set(xlabel="padding, % of the rows that are replayed")
-    axes.tick_params(axis="y", labelsize=7)
-
-
-def draw_memory(axes: Axes, result: dict[str, Any]) -> None:
-    """GiB beside the weights: what a system holds between calls, and tensors at the peak of a call."""
-    built = result["systems"]
-    systems = [name for name in STYLES if "held_gib" in built.get(name, {}) and not name.startswith("oracle")]
-    places = range(len(systems))
-    held = axes.barh([at - 0.2 for at in places], [built[name]["held_gib"] for name in systems], 0.4, label="held")
-    peak = [built[name].get("peak_gib", 0.0) for name in systems]
-    most = axes.barh([at + 0.2 for at in places], peak, 0.4, label="tensors at the peak of a call")
-    for bars in (held, most):
-        axes.bar_label(bars, fmt="%.2f", fontsize=7, padding=2)
-    axes.set_yticks(list(places), [STYLES[name][0] for name in systems], fontsize=7)
-    axes.invert_yaxis()
-    axes.set(xlabel="GiB beside the weights")
-    axes.legend(fontsize=7, frameon=False)
 
 
 if __name__ == "__main__":
