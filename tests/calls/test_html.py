@@ -49,6 +49,26 @@ def test_a_report_is_written_as_a_page(tmp_path):
     ]  # fmt: skip
 
 
+def test_axes_have_titles_and_counts_whole_numbers(tmp_path):
+    encoder = attention_encoder()
+    encoder(torch.randn(20, 8), lengths=[20])
+    encoder.report(tmp_path / "report.html")
+    _, replays, _ = parsed((tmp_path / "report.html").read_text(encoding="utf-8")).iter(f"{SVG}svg")
+    texts = [text.text for text in replays.iter(f"{SVG}text")]
+    assert texts[:5] == ["0", "1", "2", "3", "4"]
+    assert texts[-2:] == ["rows of the budget", "replays"]
+
+
+def test_eager_runs_are_drawn_by_reason_the_most_frequent_first():
+    stats = Stats()
+    for reason in ("forward hooks", "larger than every budget", "<odd> & \x1b", "larger than every budget"):
+        stats.count_eager(reason)
+    *_, figure = parsed(page("Encoder", "text", vg.routing.Costs({}), stats)).iter(f"{SVG}svg")
+    assert titles(figure) == ["larger than every budget: 2", "forward hooks: 1", "<odd> & : 1"]
+    most, *others = (float(bar.get("width")) for bar in figure.iter(f"{SVG}rect"))
+    assert others == pytest.approx([most / 2] * 2, abs=0.1)
+
+
 def test_a_page_loads_nothing_from_elsewhere():
     costs = vg.routing.Costs({vg.budgets.Budget(64): 1.0, vg.budgets.Budget(128): 2.0}, host=9.0, bytes_per_row=2.0**14)
     made = page("Encoder", "text", costs, Stats())

@@ -159,7 +159,7 @@ def test_segments_of_the_wrong_kind_are_found_where_the_module_takes_the_items()
 def test_the_report_says_where_the_declaration_itself_was_not_proven():
     encoder = attention_encoder()
     encoder(rows_for([6]), lengths=[6])
-    assert "what the declaration means, such as per='item' or per='frame', was not verified" in encoder.report()
+    assert "what the declaration means, such as per='item' or per='frame', is not verified" in encoder.report()
 
 
 def test_a_recipe_is_proven_against_its_tower():

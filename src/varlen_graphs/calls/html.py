@@ -10,8 +10,11 @@ from varlen_graphs.routing.costs import Costs
 from varlen_graphs.stats import Stats
 
 WIDTH, HEIGHT = 860, 240
-LEFT, RIGHT, TOP, BOTTOM = 80, 30, 12, 46
+LEFT, RIGHT, TOP, BOTTOM = 80, 30, 12, 58
 """Margins of a figure, in pixels."""
+
+REASON = 40
+"""Pixels of a reason with its bar."""
 
 LABELS = 24
 """Largest number of labelled bars."""
@@ -25,7 +28,7 @@ STYLE = """
 body { font: 14px system-ui, sans-serif; color: var(--ink); background: var(--ground); }
 body { max-width: 900px; margin: 2em auto; padding: 0 1em; }
 h1 { font-size: 18px; } h2 { font-size: 14px; margin: 2em 0 0; }
-pre { font-size: 12px; overflow-x: auto; }
+pre { font-size: 12px; white-space: pre-wrap; }
 svg { width: 100%; height: auto; font-size: 11px; }
 svg text { fill: var(--ink); } svg line { stroke: var(--grid); }
 .bar0 { fill: var(--ink); } .bar1 { fill: var(--accent); }
@@ -82,24 +85,26 @@ def _figures(costs: Costs, stats: Stats) -> dict[str, str]:
     figures = {}
     enabled, used = sorted(costs.replays), [*stats.replays]  # copied: other threads change them
     if enabled:
-        cost = "Milliseconds of a replay without attention" if costs.measured else "Assumed cost of a replay, in rows"
-        figures[f"{cost}, by rows of the budget"] = _line(enabled, [costs.replays[budget] for budget in enabled])
+        cost, unit = ("Time of a replay without attention", "ms") if costs.measured else ("Assumed cost", "rows")
+        figures[f"{cost} of each budget"] = _line(enabled, [costs.replays[budget] for budget in enabled], unit)
     if budgets := sorted({*enabled, *used}):
         replays = [stats.replays[budget] for budget in budgets]
         active = [stats.active[budget] for budget in budgets]
         padding = [budget.rows * count - rows for budget, count, rows in zip(budgets, replays, active, strict=True)]
-        figures["Replays of each budget"] = _bars(budgets, {"replays": replays})
+        figures["Replays of each budget"] = _bars(budgets, {"replays": replays}, "replays")
         figures["Replayed rows of each budget: active rows, and padding in orange"] = _bars(
-            budgets, {"active rows": active, "padding rows": padding}
+            budgets, {"active rows": active, "padding rows": padding}, "rows"
         )
+    if eager := {**stats.eager}:
+        figures["Eager runs by reason"] = _reasons(eager)
     if enabled and costs.bytes_per_row is not None:
         memory = [costs.bytes_per_row * budget.rows / 2**20 for budget in enabled]
-        figures["MiB of pool and arena up to each budget, in proportion to its rows"] = _line(enabled, memory)
+        figures["MiB of pool and arena up to each budget, in proportion to its rows"] = _line(enabled, memory, "MiB")
     return figures
 
 
-def _line(budgets: Sequence[Budget], values: Sequence[float]) -> str:
-    """Draw values over the rows of budgets."""
+def _line(budgets: Sequence[Budget], values: Sequence[float], unit: str) -> str:
+    """Draw values in a unit over the rows of budgets."""
     widest = budgets[-1].rows
     top = _ceiling(max(values))
     points = [(_x(budget.rows / widest), _y(value / top)) for budget, value in zip(budgets, values, strict=True)]
@@ -112,12 +117,13 @@ def _line(budgets: Sequence[Budget], values: Sequence[float]) -> str:
         for share in (0, 0.25, 0.5, 0.75, 1)
     ]
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-    return _figure(top, [*ticks, f'<polyline points="{path}"/>', *marks])
+    return _figure(top, [*ticks, f'<polyline points="{path}"/>', *marks], unit)
 
 
-def _bars(budgets: Sequence[Budget], stacks: dict[str, Sequence[int]]) -> str:
-    """Draw stacked bars, one per budget."""
-    top = _ceiling(max(map(sum, zip(*stacks.values(), strict=True))))
+def _bars(budgets: Sequence[Budget], stacks: dict[str, Sequence[int]], unit: str) -> str:
+    """Draw stacked bars of counts, one per budget."""
+    most = max(map(sum, zip(*stacks.values(), strict=True)))
+    top = _ceiling(most) if most > 8 else -(-max(most, 1) // 4) * 4.0  # quarters are whole numbers
     each = (WIDTH - LEFT - RIGHT) / len(budgets)
     parts = []
     for at, budget in enumerate(budgets):
@@ -135,18 +141,41 @@ def _bars(budgets: Sequence[Budget], stacks: dict[str, Sequence[int]]) -> str:
                 f'<text x="{middle:.1f}" y="{bottom}" text-anchor="end" '
                 f'transform="rotate(-45 {middle:.1f} {bottom})">{budget.rows}</text>'
             )
-    return _figure(top, parts)
+    return _figure(top, parts, unit)
 
 
-def _figure(top: float, parts: Sequence[str]) -> str:
-    """Draw a figure with grid lines at quarters of its height; `top` is the value at the top."""
+def _reasons(counts: dict[str, int]) -> str:
+    """Draw a bar for each reason, below its text, the most frequent first."""
+    most, parts = max(counts.values()), []
+    ordered = sorted(counts.items(), key=lambda one: -one[1])
+    for at, (reason, count) in enumerate(ordered):
+        y, wide = at * REASON, count / most * (WIDTH - 2 * LEFT)
+        parts.append(
+            f'<text x="0" y="{y + 12}">{_escaped(reason)}</text><rect class="bar1" x="0" y="{y + 17}" '
+            f'width="{wide:.1f}" height="14"><title>{_escaped(reason)}: {count:,}</title></rect>'
+            f'<text x="{wide + 6:.1f}" y="{y + 28}">{count:,}</text>'
+        )
+    return _svg(REASON * len(ordered), parts)
+
+
+def _figure(top: float, parts: Sequence[str], unit: str) -> str:
+    """Draw a figure over budgets with grid lines at quarters of its height; `top` is the value at the top."""
     lines = [
         f'<line x1="{LEFT}" y1="{_y(share):.1f}" x2="{WIDTH - RIGHT}" y2="{_y(share):.1f}"/>'
         f'<text x="{LEFT - 8}" y="{_y(share) + 4:.1f}" text-anchor="end">{_number(top * share)}</text>'
         for share in (0, 0.25, 0.5, 0.75, 1)
     ]
-    body = "\n".join([*lines, *parts])
-    return f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}">\n{body}\n</svg>'
+    middle = (HEIGHT + TOP - BOTTOM) / 2
+    titles = [
+        f'<text x="{_x(0.5):.1f}" y="{HEIGHT - 4}" text-anchor="middle">rows of the budget</text>',
+        f'<text x="14" y="{middle}" text-anchor="middle" transform="rotate(-90 14 {middle})">{unit}</text>',
+    ]
+    return _svg(HEIGHT, [*lines, *parts, *titles])
+
+
+def _svg(height: int, parts: Sequence[str]) -> str:
+    body = "\n".join(parts)
+    return f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}">\n{body}\n</svg>'
 
 
 def _number(value: float) -> str:

@@ -41,8 +41,8 @@ MODULE = "the module itself"
 """Reference that is the module, run with the caller's own arguments or with no computed one."""
 
 DECLARATION = (
-    "an eager run of the declared forward, because the module does not take these calls itself: what the declaration "
-    "means, such as per='item' or per='frame', was not verified"
+    "an eager run of the declared forward (the module itself cannot take these calls, so what the declaration means, "
+    "such as per='item' or per='frame', is not verified)"
 )
 """Reference for calls that the module does not take."""
 
