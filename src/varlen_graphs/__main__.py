@@ -72,7 +72,7 @@ def main(arguments: list[str] | None = None) -> int:
     except ImportError as error:
         if options.command not in NEEDS:
             raise
-        print(f"{error}\n{options.command} needs {NEEDS[options.command]}", file=sys.stderr)
+        print(f"{options.command} needs {NEEDS[options.command]} ({error})", file=sys.stderr)
         return 1
 
 
