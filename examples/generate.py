@@ -28,7 +28,7 @@ def make_model(device):
     vision = {**(vision if small else {}), "out_hidden_size": text["hidden_size"]}
     config = Qwen3VLConfig(text_config=text, vision_config=vision, image_token_id=IMAGE, vision_start_token_id=START)
     torch.manual_seed(0)
-    return Qwen3VLForConditionalGeneration(config).to(device).eval()
+    return Qwen3VLForConditionalGeneration(config).to(device).eval().requires_grad_(False)
 
 
 def make_prompt(grids, device):

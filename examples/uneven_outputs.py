@@ -34,7 +34,7 @@ spec = vg.BufferSpec(
 
 if __name__ == "__main__":
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    encoder = vg.GraphedEncoder(Thirds().to(device), [128], spec, backend="cuda" if device == "cuda" else "tape")
+    encoder = vg.GraphedEncoder(Thirds().to(device).eval(), [128], spec, backend="cuda" if device == "cuda" else "tape")
     x = torch.ones(9, 1, device=device)
     out, eager = encoder(x, lengths=[4, 5]), encoder.eager(x, lengths=[4, 5])
     assert out.flatten().tolist() == [3, 1, 3, 2]

@@ -2,11 +2,13 @@
 
 import re
 import time
+import warnings
 from concurrent.futures import Future
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 
 import varlen_graphs as vg
 from benchmarks.coverage import page as coverage
@@ -23,14 +25,16 @@ SNIPPET = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
     "page", [page for page in PAGES if SNIPPET.search(page.read_text())], ids=lambda page: str(page.relative_to(ROOT))
 )
 def test_the_snippets_of_a_page_run_one_after_the_other(page):
-    namespace = {}
+    namespace = {"__name__": "page"}
     deadline = time.monotonic() + 60
     while others_capture() and time.monotonic() < deadline:  # what another page left in the background: calls run eager
         time.sleep(0.01)
     try:
         for snippet in SNIPPET.finditer(page.read_text()):
             line = page.read_text()[: snippet.start()].count("\n") + 1
-            exec(compile("\n" * line + snippet[1], str(page), "exec"), namespace)
+            with warnings.catch_warnings(), torch.enable_grad():  # as for a reader who pastes them
+                warnings.filterwarnings("error", category=UserWarning, module="page")  # of its own lines
+                exec(compile("\n" * line + snippet[1], str(page), "exec"), namespace)
     finally:
         for future in [one for one in namespace.values() if isinstance(one, Future)]:
             future.cancel()
