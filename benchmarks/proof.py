@@ -13,10 +13,8 @@ from benchmarks.common import facts, headline, table, write_json
 from benchmarks.systems import make_tower
 
 NAMES = {True: "with the proof", False: "without"}
-PARTS = {
-    "captured, kernels compiled, in": "captured_s", "verified in": "proven_s", "budgets timed in": "timed_s",
-}  # fmt: skip
-"""Names of the parts in a report, and here."""
+PARTS = {"captured": "captured_s", "verified": "proven_s", "timed": "timed_s"}
+"""Names of the parts of a capture, and here."""
 
 
 def timed_capture(tower: Any, prove: bool) -> dict[str, float]:

@@ -33,7 +33,7 @@ def test_the_snippets_of_a_page_run_one_after_the_other(page):
         for snippet in SNIPPET.finditer(page.read_text()):
             line = page.read_text()[: snippet.start()].count("\n") + 1
             with warnings.catch_warnings(), torch.enable_grad():  # as for a reader who pastes them
-                warnings.filterwarnings("error", category=UserWarning, module="page")  # of its own lines
+                warnings.filterwarnings("error", category=UserWarning, module=r"page|varlen_graphs\.")
                 exec(compile("\n" * line + snippet[1], str(page), "exec"), namespace)
     finally:
         for future in [one for one in namespace.values() if isinstance(one, Future)]:

@@ -189,7 +189,7 @@ def test_a_report_shows_budgets_times_and_counts():
     encoder = attention_encoder([small, large, useless])
     encoder.costs = costs
     store = encoder.executor.store
-    store.seconds["captured in"] = 1.25
+    store.seconds["captured"] = 1.25
     text = report("the encoder", store, stats, detail=True)
     assert "captured in 1.25 s" in text
     assert (

@@ -17,7 +17,7 @@ def gauges(store: GraphStore) -> list[Metric]:
             ((), sum(len(graphs.rejected) for graphs in sets))
         ]),
         Metric("capture_seconds", "Seconds of the parts of captures.", ("part",), [
-            ((part.removesuffix(" in").removesuffix(","),), round(took, 3)) for part, took in seconds
+            ((part,), round(took, 3)) for part, took in seconds
         ]),
         Metric("capturing", "1 while an encoder of the pool captures graphs.", (), [((), int(store.pool.busy))]),
     ]  # fmt: skip

@@ -23,7 +23,7 @@ def report(name: str, store: GraphStore, stats: Stats, detail: bool) -> str:
         detail: If True, also budgets that no call used, if there are many, and what the numbers mean.
     """
     stats = copy(stats)  # of one moment
-    budgets, seconds, kept, failure = store.budgets, store.seconds, store.kept_outside, store.failure
+    budgets, kept, failure = store.budgets, store.kept_outside, store.failure
     costs, disabled, used = budgets.costs, dict(budgets.disabled), [*stats.replays]  # copied: other threads change them
     lines = [name]
     if failure is not None:
@@ -33,8 +33,8 @@ def report(name: str, store: GraphStore, stats: Stats, detail: bool) -> str:
             f"captures in the background were ended by {counted(stats.capture_failures, 'error')}, the last: "
             f"{stats.capture_failure}"
         ]
-    if seconds:
-        lines += ["; ".join(f"{part} {took:.2f} s" for part, took in seconds.items())]
+    if took := store.took(2):
+        lines += ["; ".join(took)]
     lines += ["", f"{'rows':>8}{'items':>8}{'segments':>10}{'ms':>10}{'replays':>9}"]
     left_out = [budget for budget in budgets.left_out if budget in disabled]
     listed = {*costs.replays, *disabled, *used}.difference(left_out)

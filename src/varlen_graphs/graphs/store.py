@@ -36,6 +36,12 @@ from varlen_graphs.torch_dispatch.sharded import mesh_of
 
 LOGGER = logging.getLogger("varlen_graphs")
 
+PARTS = {
+    "captured": "captured in", "compiled": "torch.compile took of that", "verified": "verified in",
+    "timed": "budgets timed in",
+}  # fmt: skip
+"""Parts of captures, as metrics name them and as reports do."""
+
 MANY_KEYS = 8
 """Number of sets of static arguments at which a warning tells their price."""
 
@@ -329,22 +335,20 @@ class GraphStore:
                 self.budgets.leave_out(capture.left_out)
                 if graphs.timed and not fallback:
                     self.seconds = {} if is_first else self.seconds
-                    compiles = inputs.device.type == "cuda"  # the tape has no kernels
-                    self._count_seconds("captured, kernels compiled, in" if compiles else "captured in", start)
+                    self._count_seconds("captured", start)
                     if is_first and capture.compile_seconds is not None:
-                        self.seconds["torch.compile took of that"] = capture.compile_seconds
+                        self.seconds["compiled"] = capture.compile_seconds
                 if self.check_graphs is not None:
                     start = time.perf_counter()
                     self.check_graphs(graphs, captured, capture.eager, capture.check, call)
-                    self._count_seconds("verified in", start)
+                    self._count_seconds("verified", start)
                     graphs.moving |= capture.shadow.places()
             if graphs.timed and not fallback:
                 self._time(graphs, [one for one in captured if one in graphs], capture.eager, is_first, times)
         rows = sorted(budget.rows for budget in captured if budget in graphs)
         if is_new and rows:
-            took = [f"{part} {seconds:.1f} s" for part, seconds in self.seconds.items() if graphs.timed]
             made = f"{name} has {counted(len(rows), 'graph')} of {rows[0]} to {rows[-1]} rows"
-            LOGGER.info("%s", "; ".join([made, *took]))
+            LOGGER.info("%s", "; ".join([made, *(self.took(1) if graphs.timed else ())]))
         for budget, reason in failed.items():  # last, because a warning may be an error
             warn(
                 f"the graph of {budget.rows} rows could not be captured, and the budget is disabled: other budgets "
@@ -425,9 +429,13 @@ class GraphStore:
             start = time.perf_counter()
             known = None if is_first and not before else self.budgets.measured
             self.budgets.learn(measure(graphs, forward, budgets, self.pool.bytes(), times, known))
-            self._count_seconds("budgets timed in", start)
+            self._count_seconds("timed", start)
         if (measured := self.consensus.same(self.budgets.measured)) is not None:
             self.budgets.learn(measured)
+
+    def took(self, digits: int) -> list[str]:
+        """Say what captures took their time for, in seconds with so many decimal places."""
+        return [f"{PARTS[part]} {seconds:.{digits}f} s" for part, seconds in [*self.seconds.items()]]
 
     def _count_seconds(self, part: str, start: float) -> None:
         self.seconds[part] = self.seconds.get(part, 0.0) + time.perf_counter() - start

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from varlen_graphs.shadows.constants import DeviceConstants
 from varlen_graphs.shadows.snapshot import ABSENT, ATOMS, Changed, Place, Snapshot, entries_of, slots_of
@@ -526,6 +527,8 @@ def held_by(module: nn.Module, beside: Mapping[str, Any]) -> list[Held]:
 
 def address_of(tensor: Tensor) -> int:
     """Return the address of the storage of a tensor, or of its local shard; 0 if it has no storage of its own."""
+    if isinstance(tensor, FakeTensor):  # torch tries the sharding of an operator on such
+        return 0
     try:
         return local_tensor(tensor).untyped_storage().data_ptr()
     except (RuntimeError, NotImplementedError, ValueError):  # sparse, lazy, or made of other tensors
