@@ -1,7 +1,9 @@
 """What all benchmarks share: facts, clocks, captured graphs, the correctness gate, tables and JSON."""
 
+import csv
 import gc
 import importlib.metadata
+import io
 import json
 import math
 import platform
@@ -13,12 +15,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from varlen_graphs.capture.memsets import memsets_to_kernels
+
+Line = TypeVar("Line")
 
 LARGEST_ERROR = 5e-2
 """No result further than this from float32, in relative L2, is timed."""
@@ -316,6 +320,19 @@ def _cell(value: Any) -> str:
     if value is None:
         return "-"
     return f"{value:.2f}" if isinstance(value, float) else str(value)
+
+
+def read_csv(path: Path, kind: Callable[..., Line]) -> list[Line]:
+    """The lines of a CSV file, as named tuples of a kind."""
+    with path.open(newline="") as file:
+        return [kind(**line) for line in csv.DictReader(file)]
+
+
+def csv_text(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """The text of a CSV file."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([columns, *lines])
+    return text.getvalue()
 
 
 def report(rows: Iterable[dict[str, Any]], header: Sequence[str], path: Path | None) -> None:

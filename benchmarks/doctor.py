@@ -4,7 +4,6 @@ Each tower is built tiny, with random weights, and called with several layouts o
 """
 
 import argparse
-import csv
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -17,7 +16,7 @@ import transformers
 from torch import nn
 
 import varlen_graphs as vg
-from benchmarks.common import table
+from benchmarks.common import csv_text, table
 from benchmarks.generic import build
 from varlen_graphs.doctor.branches import statement
 
@@ -126,18 +125,6 @@ def findings(name: str, diagnosis: vg.doctor.Diagnosis) -> list[Row]:
     ]  # fmt: skip
 
 
-def read() -> list[Row]:
-    """The rows of the CSV file."""
-    with CSV.open(newline="") as file:
-        return [Row(**row) for row in csv.DictReader(file)]
-
-
-def write(rows: Sequence[Row]) -> None:
-    """Write the CSV file."""
-    with CSV.open("w", newline="") as file:
-        csv.writer(file, lineterminator="\n").writerows([Row._fields, *rows])
-
-
 def summary(rows: Sequence[Row]) -> str:
     """The tables of the page: findings by tower, and by kind."""
     towers = []
@@ -175,7 +162,7 @@ def main() -> None:
         rows += findings(name, vg.diagnose(module, *calls))
     print(*(" | ".join(row) for row in rows), sep="\n")
     if options.only == list(TOWERS):
-        write(rows)
+        CSV.write_text(csv_text(Row._fields, rows))
         PAGE.write_text(filled(PAGE.read_text(), rows))
 
 

@@ -5,7 +5,6 @@ the tape, with NaN in all padding; its outputs are compared with those of the to
 """
 
 import argparse
-import csv
 import importlib
 import importlib.util
 import re
@@ -18,7 +17,7 @@ import transformers
 from torch import Tensor, nn
 
 import varlen_graphs as vg
-from benchmarks.common import table
+from benchmarks.common import csv_text, table
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGE, CSV = DOCS / "appendix-towers.md", DOCS / "generic_towers.csv"
@@ -205,18 +204,6 @@ def try_tower(name: str) -> Row:
     return Row(name, transformers.__version__, asks, outputs + left, f"{worst:.0e}" if worst else "0", "")
 
 
-def read() -> list[Row]:
-    """The rows of the CSV file."""
-    with CSV.open(newline="") as file:
-        return [Row(**row) for row in csv.DictReader(file)]
-
-
-def write(rows: Sequence[Row]) -> None:
-    """Write the CSV file."""
-    with CSV.open("w", newline="") as file:
-        csv.writer(file, lineterminator="\n").writerows([Row._fields, *rows])
-
-
 def summary(rows: Sequence[Row]) -> str:
     """The table of the page: the towers by result."""
     names: dict[str, list[str]] = {}
@@ -244,7 +231,7 @@ def main() -> None:
             rows.append(try_tower(name))
             print(*rows[-1], sep=" | ", flush=True)
     if options.only == list(TOWERS):
-        write(rows)
+        CSV.write_text(csv_text(Row._fields, rows))
         PAGE.write_text(filled(PAGE.read_text(), rows))
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.common import table
 from benchmarks.coverage import page as coverage
-from benchmarks.traces import SINGLES, TRACES
+from benchmarks.traces import SINGLES
 
 PAGES = [Path(f"docs/{name}.md") for name in ("benchmarks", "appendix-coverage", "engines")]
 """The pages that have tables of results."""
@@ -178,17 +178,6 @@ def plan(result: Result) -> str:
     return table(("budgets", "graphs", "padding", "ms a call", "GiB"), lines)
 
 
-def ladder(result: Result) -> str:
-    """Ladders, coarse to fine: seconds, and milliseconds of each trace over those of the finest."""
-    finest = max(result["rows"], key=lambda row: row["budgets"])
-    lines = []
-    for row in result["rows"]:
-        traces = (row["ms"][name] / finest["ms"][name] for name in TRACES)
-        start = row["capture_s"] + row["timing_s"]
-        lines.append((f"{row['step']:g}", row["budgets"], start, row["capture_gib"], *traces))
-    return table(("step", "graphs", "capture, s", "GiB", *TRACES), lines)
-
-
 def plain(*keys: str) -> Callable[[Result], str]:
     """The columns of a result as they are."""
 
@@ -211,7 +200,6 @@ TABLES: dict[str, Callable[..., str]] = {
     "start": start,
     "parallel": parallel,
     "plan": plan,
-    "ladder": ladder,
     "coverage_totals": coverage.totals,
     "coverage_incomplete": coverage.incomplete,
     "coverage_outside": coverage.outside,

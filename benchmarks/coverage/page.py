@@ -1,7 +1,5 @@
 """The tables of docs/appendix-coverage.md, and the CSV files beside it, which have a row for each tower."""
 
-import csv
-import io
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,7 +7,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import table
+from benchmarks.common import csv_text, table
 from benchmarks.coverage.classes import KNOWN
 from benchmarks.coverage.outcomes import Row, outcome, state
 
@@ -107,8 +105,8 @@ def csv_files(results: Path) -> dict[str, str]:
     names = (*RESULTS, "coverage_outside")
     read = {name: json.loads((results / f"{name}.json").read_text()) for name in names}
     return {
-        "coverage.csv": _csv(COLUMNS, (line for name in RESULTS for line in _lines(read[name]))),
-        "coverage_outside.csv": _csv(OUTSIDE, _lines_outside(read["coverage_outside"])),
+        "coverage.csv": csv_text(COLUMNS, (line for name in RESULTS for line in _lines(read[name]))),
+        "coverage_outside.csv": csv_text(OUTSIDE, _lines_outside(read["coverage_outside"])),
     }
 
 
@@ -132,9 +130,3 @@ def _lines_outside(result: dict[str, Any]) -> Iterator[Sequence[str]]:
     for row in result["rows"]:
         own = (row["module"], row["encoder"], row["outcome"], f"{row['error']:.0e}", row["why"])
         yield row["package"], result["versions"][row["package"]], *own
-
-
-def _csv(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([columns, *lines])
-    return text.getvalue()

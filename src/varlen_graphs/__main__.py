@@ -8,7 +8,10 @@ from pathlib import Path
 from varlen_graphs import __version__
 
 NEEDS = {
-    "demo": "transformers, pillow and scikit-image: try pip install 'transformers>=4.57' pillow scikit-image",
+    "demo": (
+        "transformers, pillow and scikit-image, and matplotlib for a picture: "
+        "try pip install 'transformers>=4.57' pillow scikit-image matplotlib"
+    ),
     "plan": "matplotlib for a plot: try pip install matplotlib",
     "serve": "transformers 5.23 and what its server needs: try pip install 'transformers[serving]'",
 }
@@ -35,7 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
     demo = commands.add_parser("demo", help="run photographs and a clip through a Qwen3-VL tower, eager and graphed")
     demo.add_argument("--device", help="cuda, cpu, cuda:1, ...; default: cuda if available")
     demo.add_argument("--json", type=Path, metavar="FILE", help="write the table as JSON")
-    demo.add_argument("--picture", type=Path, metavar="FILE", help="draw times (on a CPU errors) as .png; needs pillow")
+    demo.add_argument("--picture", type=Path, metavar="FILE", help="draw times (on a CPU errors); needs matplotlib")
     demo.add_argument("--inputs", type=Path, metavar="FILE", help="preprocessed inputs, from --save-inputs")
     demo.add_argument("--save-inputs", type=Path, metavar="FILE", help="write the preprocessed inputs")
     doctor = commands.add_parser(

@@ -7,7 +7,7 @@ from PIL import Image
 
 import varlen_graphs as vg
 from varlen_graphs.__main__ import main
-from varlen_graphs.demo import picture, run
+from varlen_graphs.demo import run
 from varlen_graphs.demo.inputs import Sample, load_samples, make_samples
 
 
@@ -15,8 +15,7 @@ from varlen_graphs.demo.inputs import Sample, load_samples, make_samples
 def saved(tmp_path_factory):
     """The demo, run once through the real processors."""
     folder = tmp_path_factory.mktemp("demo")
-    files = "--json", str(folder / "a.json"), "--save-inputs", str(folder / "a.pt"), "--picture", str(folder / "a.png")
-    status = main(["demo", "--device", "cpu", *files])
+    status = main(["demo", "--device", "cpu", "--json", str(folder / "a.json"), "--save-inputs", str(folder / "a.pt")])
     return status, json.loads((folder / "a.json").read_text()), folder / "a.pt"
 
 
@@ -29,27 +28,6 @@ def test_the_demo_agrees_and_reports_every_call(saved):
     assert any("clip" in call["call"] for call in report["calls"])
 
 
-def coloured(path, colour):
-    """Return the share of pixels of a colour, and the size of a picture."""
-    with Image.open(path) as opened:
-        pixels = np.asarray(opened.convert("RGB"))
-    return float((pixels == colour).all(-1).mean()), pixels.shape
-
-
-def test_the_picture_on_a_cpu_has_a_bar_for_each_call(saved):
-    _, report, inputs = saved
-    share, (height, width, _) = coloured(inputs.with_name("a.png"), picture.STRONG)
-    bar = picture.BAR * (width - picture.LEFT - picture.RIGHT) / (height * width)
-    assert 0.3 * bar * len(report["calls"]) < share < bar * 1.1 * len(report["calls"])
-
-
-def test_the_picture_on_a_gpu_compares_times(tmp_path):
-    calls = [picture.Bars("one", (20.0, 5.0), "4.0 x"), picture.Bars("other", (10.0, 5.0), "2.0 x")]
-    picture.draw_times(tmp_path / "times.png", "Times", calls)
-    eager, graphed = (coloured(tmp_path / "times.png", colour)[0] for colour in (picture.PALE, picture.STRONG))
-    assert eager / graphed == pytest.approx(3.0, rel=0.1)
-
-
 def test_the_demo_runs_from_preprocessed_inputs(saved, tmp_path, capsys):
     _, report, inputs = saved
     samples = load_samples(inputs)
@@ -60,6 +38,28 @@ def test_the_demo_runs_from_preprocessed_inputs(saved, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "error" in printed
     assert printed.strip().splitlines()[-1].startswith("all calls agree with eager: relative L2 at most")
+
+
+def test_the_demo_draws_its_errors(saved, tmp_path, capsys):
+    figure, few = pytest.importorskip("varlen_graphs.demo.figure", exc_type=ImportError), tmp_path / "few.pt"
+    run.save_samples(load_samples(saved[2])[:2], few)
+    assert main(["demo", "--device", "cpu", "--inputs", str(few), "--picture", str(tmp_path / "a.png")]) == 0
+    assert "drawn in" in capsys.readouterr().out
+    assert coloured(tmp_path / "a.png", figure.GRAPHED) > 10_000
+
+
+def test_the_picture_on_a_gpu_compares_times(tmp_path):
+    figure = pytest.importorskip("varlen_graphs.demo.figure", exc_type=ImportError)
+    figure.draw_times(tmp_path / "times.png", "Times", {"one": (20.0, 5.0), "other": (10.0, 5.0)})
+    eager, graphed = (coloured(tmp_path / "times.png", colour) for colour in (figure.EAGER, figure.GRAPHED))
+    assert eager / graphed == pytest.approx(3.0, rel=0.1)
+
+
+def coloured(path, colour):
+    """Return the number of pixels of a colour."""
+    with Image.open(path) as opened:
+        pixels = np.asarray(opened.convert("RGB"))
+    return (pixels == [int(colour[at : at + 2], 16) for at in (1, 3, 5)]).all(-1).sum()
 
 
 def test_the_demo_fails_when_calls_disagree(saved, tmp_path, monkeypatch, capsys):

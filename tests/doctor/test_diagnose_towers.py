@@ -12,6 +12,7 @@ if transformers.__version__ < "5.15" or transformers.__version__.startswith("4."
 from transformers import vision_utils
 
 from benchmarks import doctor
+from benchmarks.common import read_csv
 from benchmarks.doctor import TOWERS
 from varlen_graphs.attention.transformers import use_attention
 
@@ -70,7 +71,9 @@ def test_nothing_is_missed_and_nothing_invented(name):
     module, calls = TOWERS[name]()
     diagnosis = vg.diagnose(module, *calls)
     if transformers.__version__ == CSV_MADE_WITH:
-        assert doctor.findings(name, diagnosis) == [row for row in doctor.read() if row.tower == name]
+        assert doctor.findings(name, diagnosis) == [
+            row for row in read_csv(doctor.CSV, doctor.Row) if row.tower == name
+        ]
     findings = list(diagnosis)
     for kind, function, part in READ[name]:
         (finding,) = [f for f in findings if (f.kind, f.line.function) == (kind, function) and part in f.line.source]
@@ -86,7 +89,7 @@ def test_nothing_is_missed_and_nothing_invented(name):
 
 
 def test_the_page_counts_the_rows_of_the_csv():
-    page, rows = doctor.PAGE.read_text(), doctor.read()
+    page, rows = doctor.PAGE.read_text(), read_csv(doctor.CSV, doctor.Row)
     assert {row.tower for row in rows} == {*TOWERS}
     assert f"transformers {CSV_MADE_WITH}." in page
     assert doctor.filled(page, rows) == page

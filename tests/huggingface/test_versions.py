@@ -25,7 +25,6 @@ from varlen_graphs.huggingface import versions
 )
 def test_a_version_that_was_not_run_is_named_once(found, named, monkeypatch, caplog):
     monkeypatch.setattr(versions, "version", lambda package: found)
-    monkeypatch.setattr(versions, "noted", [])
     with caplog.at_level(logging.WARNING, logger="varlen_graphs"):
         for _ in range(2):
             with pytest.raises(vg.errors.SpecError):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import varlen_graphs as vg
 from benchmarks import generic
+from benchmarks.common import read_csv
 from benchmarks.generic import TOWERS, build, rows_for, try_tower
 from tests.support.contract import check_padding_contract
 from tests.support.towers import distance, tensors
@@ -18,7 +19,7 @@ from tests.support.whole_models import MROPE, WHOLE, prompt, tokens, whole_model
 from varlen_graphs.declaration.reading import parse
 
 exporters = pytest.importorskip("transformers.exporters.utils", reason="towers take no arguments so in transformers 4")
-WRITTEN = {row.tower: row for row in generic.read()}
+WRITTEN = {row.tower: row for row in read_csv(generic.CSV, generic.Row)}
 MADE_WITH_THIS = {row.transformers for row in WRITTEN.values()} == {transformers.__version__}
 BOUNDS = ("max_seqlen", "max_window_seqlen")
 """Buffers that are upper bounds of what transformers computes."""

@@ -116,11 +116,11 @@ def compile_in_threads():
             with suppress(Compiling):
                 compiles()
                 raise AssertionError("launched before it was compiled")
-    assert compilation.met
+    assert compilation.used_references
     with compiling_in_threads() as compilation:
         for launches in operators:
             launches()
-    assert not compilation.met
+    assert not compilation.used_references
     for kernel in KERNELS.values():
         kernel.device_caches.clear()  # as in a new process
     with compiling_in_threads():

@@ -85,8 +85,10 @@ def _figures(costs: Costs, stats: Stats) -> dict[str, str]:
     figures = {}
     enabled, used = sorted(costs.replays), [*stats.replays]  # copied: other threads change them
     if enabled:
-        cost, unit = ("Time of a replay without attention", "ms") if costs.measured else ("Assumed cost", "rows")
-        figures[f"{cost} of each budget"] = _line(enabled, [costs.replays[budget] for budget in enabled], unit)
+        title, unit = "Assumed cost of a replay", "rows"
+        if costs.measured:
+            title, unit = "Time of a replay, without attention", "ms"
+        figures[title] = _line(enabled, [costs.replays[budget] for budget in enabled], unit)
     if budgets := sorted({*enabled, *used}):
         replays = [stats.replays[budget] for budget in budgets]
         active = [stats.active[budget] for budget in budgets]

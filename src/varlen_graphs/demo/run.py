@@ -16,7 +16,6 @@ from torch import Tensor, nn
 import varlen_graphs as vg
 from varlen_graphs.attention.transformers import use_attention
 from varlen_graphs.demo.inputs import Sample, load_samples, make_samples, save_samples
-from varlen_graphs.demo.picture import Bars, draw_errors, draw_times
 
 EXACT = 1e-5
 """Maximum relative L2 in float32."""
@@ -44,7 +43,7 @@ class Row:
 
 
 def run_demo(
-    device: str | None, inputs: Path | None, save_inputs: Path | None, report: Path | None, picture: Path | None = None
+    device: str | None, inputs: Path | None, save_inputs: Path | None, report: Path | None, picture: Path | None
 ) -> int:
     """Run the demo, print the table and the verdict, and return 0 if all calls agree, else 1.
 
@@ -187,12 +186,13 @@ def _criterion(rows: list[Row]) -> str:
 
 def _draw(path: Path, rows: list[Row], device: torch.device) -> None:
     """Draw what a user gets: the speed-up on a GPU, the agreement on a CPU."""
+    from varlen_graphs.demo.figure import draw_errors, draw_times
+
     if device.type == "cuda":
-        calls = [Bars(r.call, (r.eager_ms, r.graphed_ms), f"{r.eager_ms / r.graphed_ms:.1f} x") for r in rows]
-        draw_times(path, f"Vision tower of Qwen3-VL-8B, {_name(device)}", calls)
+        times = {row.call: (row.eager_ms, row.graphed_ms) for row in rows}
+        draw_times(path, f"Vision tower of Qwen3-VL-8B, {_name(device)}", times)
     else:
-        calls = [Bars(f"{row.call} ({row.rows} rows)", (row.error,), "") for row in rows]
-        draw_errors(path, "A tiny Qwen3-VL tower on the CPU: graphs replay what the tower computes", calls, EXACT)
+        draw_errors(path, "A tiny Qwen3-VL tower, replayed on the CPU", {row.call: row.error for row in rows}, EXACT)
 
 
 def _print_table(rows: list[Row]) -> None:

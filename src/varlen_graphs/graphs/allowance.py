@@ -118,7 +118,7 @@ class Allowance:
             with compiling_in_threads() as compilation:
                 start = time.perf_counter()
                 run_under(partial(run, budget), meter)
-            if compilation.met:  # references take other memory
+            if compilation.used_references:  # which take other memory
                 meter = MemoryMeter(self._device)
                 run_under(partial(run, budget), meter)
             if on_gpu:

@@ -4,6 +4,7 @@ import logging
 import re
 import sys
 from contextlib import suppress
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
 LOGGER = logging.getLogger("varlen_graphs")
@@ -11,25 +12,24 @@ LOGGER = logging.getLogger("varlen_graphs")
 OLDEST, NEWEST = "4.57", "5.24"
 """Releases from and up to which the tests were run."""
 
-noted: list[str] = []
-"""The version that the log has named, in this process."""
-
 
 def note_version() -> None:
     """Log once in a process, at WARNING, that transformers is in use in a version older or newer than what was run."""
-    if noted or "transformers" not in sys.modules:
-        return
-    with suppress(PackageNotFoundError):
-        found = version("transformers")
-        if not _release(OLDEST) <= _release(found) <= _release(NEWEST):
-            noted.append(found)
-            LOGGER.warning(
-                "this release of varlen_graphs was run with transformers %s to %s, and this is %s: graphs are compared "
-                "with the model as always, and what cannot be graphed runs eager",
-                OLDEST,
-                NEWEST,
-                found,
-            )
+    if "transformers" in sys.modules:
+        with suppress(PackageNotFoundError):
+            _note(version("transformers"))
+
+
+@cache  # once
+def _note(found: str) -> None:
+    if not _release(OLDEST) <= _release(found) <= _release(NEWEST):
+        LOGGER.warning(
+            "this release of varlen_graphs was run with transformers %s to %s, and this is %s: graphs are compared "
+            "with the model as always, and what cannot be graphed runs eager",
+            OLDEST,
+            NEWEST,
+            found,
+        )
 
 
 def _release(text: str) -> list[int]:

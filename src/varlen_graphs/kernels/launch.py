@@ -21,13 +21,13 @@ _in_threads: ContextVar["Compilation | None"] = ContextVar("varlen_graphs_compil
 
 
 class Compilation:
-    """What became of the launches inside of a `compiling_in_threads`.
+    """State of a `compiling_in_threads`.
 
     Attributes:
-        met: True if some kernel was not compiled yet, so that its reference ran.
+        used_references: True if some kernel was not compiled yet, so that its reference ran.
     """
 
-    met = False
+    used_references = False
 
 
 class Compiling(Exception):  # noqa: N818 - no error
@@ -76,14 +76,14 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> No
         compilation = _in_threads.get()
         if (start := hashing()) is not None:
             if compilation is not None:
-                compilation.met = True
+                compilation.used_references = True
                 raise Compiling
             start.join()
         if compilation is not None:
             compiled = kernel.warmup(*args, grid=grid, **options)  # compiled, or the future of that
             future = getattr(compiled, "future", None)
             if future is not None and not wait([future], timeout=LOADED_S).done:
-                compilation.met = True
+                compilation.used_references = True
                 raise Compiling
         kernel[grid](*args, **options)
     except Exception as error:
