@@ -185,10 +185,10 @@ class Executor:
         usable, own = self.store.usable(call.key), None
         if self.exact is not None and (found := self.exact.route(call, usable.graphs)) is not None:
             return usable, found, None
-        if (meanwhile := self._meanwhile(call, usable)) is not None:
-            rows = 0 if call.layout is None else call.layout.total
-            if self._suffices(meanwhile, usable.costs.lower_bound(rows)):  # so no search for the best route
-                return *meanwhile, None
+        meanwhile, enough = self._meanwhile(call, usable)
+        rows = 0 if meanwhile is None or call.layout is None else call.layout.total
+        if meanwhile is not None and usable.costs.lower_bound(rows) >= enough:  # no search for the best route
+            return *meanwhile, None
         route = self.router.route(call, usable.costs, usable.timed, usable.rejected)
         captures = usable.graphs is None and (route.batches or self.store.lazy)
         if captures and (reason := self.store.why_not(self.store.key(call.key), call.static_args)) is not None:
@@ -197,10 +197,9 @@ class Executor:
         for batch in () if self.store.lazy else route.batches:  # a loop: a comprehension costs a call of its own
             if batch.budget is not None and (usable.graphs is None or batch.budget not in usable.graphs):
                 missing.append(batch.budget)  # noqa: PERF401
-        if missing and meanwhile is not None and all(batch.budget for batch in route.batches):  # none runs eager
-            least = total_cost(route.batches, usable.costs)
-            if self._suffices(meanwhile, least):
-                return *meanwhile, None
+        graphed = missing and all(batch.budget for batch in route.batches)
+        if graphed and meanwhile is not None and total_cost(route.batches, usable.costs) >= enough:
+            return *meanwhile, None
         if missing and others_capture() and self.store.consensus.alone:  # ranks capture together
             return usable, Route(reason=CAPTURING), None
         if missing:
@@ -219,27 +218,24 @@ class Executor:
             route = self.router.route(call, usable.costs, usable.timed, usable.rejected)
         return usable, route, own
 
-    def _meanwhile(self, call: Call, usable: Usable) -> tuple[Usable, Route] | None:
+    def _meanwhile(self, call: Call, usable: Usable) -> tuple[tuple[Usable, Route] | None, float]:
         """Return the graphs that there are for a call, and its route, while `start_step` leaves others for later.
 
-        `None` if there are no others, or the call is to capture now.
+        And the cost of another route from which on they are to be used. `None` if there are no others, or the call is
+        to capture now.
         """
-        graphs, alone = usable.graphs, self.store.consensus.alone  # ranks, whose clocks differ, capture
-        if self.store.start_step is None or not graphs or not alone:
-            return None
+        graphs, step = usable.graphs, self.store.start_step
+        if step is None or not graphs or not self.store.consensus.alone:  # ranks, whose clocks differ, capture
+            return None, math.inf
         if call.items == 1 and self._quiet_s >= QUIET_S:
-            return None
+            return None, math.inf
         captured = usable._replace(costs=graphs.usable(self.store.budgets.costs, True))
         if len(captured.costs.replays) == len(usable.costs.replays):
-            return None
-        return captured, self.router.route(call, captured.costs, captured.timed, captured.rejected)
-
-    def _suffices(self, meanwhile: tuple[Usable, Route], least: float) -> bool:
-        """Return True if the graphs that there are take no more than `start_step` times as long as another route."""
-        usable, route = meanwhile
-        step = self.store.start_step or 1.0
-        graphed = bool(route.batches) and all(batch.budget for batch in route.batches)
-        return graphed and total_cost(route.batches, usable.costs) <= step * least
+            return None, math.inf
+        route = self.router.route(call, captured.costs, captured.timed, captured.rejected)
+        if not route.batches or any(batch.budget is None for batch in route.batches):
+            return None, math.inf
+        return (captured, route), total_cost(route.batches, captured.costs) / step
 
     def _reference(self, call: Call) -> Reference | None:
         """Run the module itself on a call; return nothing where the capture, or the replay, tells what is wrong.
