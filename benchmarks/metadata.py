@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.common import facts, gpu_microseconds_each, headline, table, write_json
-from varlen_graphs.attention.hopper.config import LONG
+from varlen_graphs.attention.hopper.config import long_keys
 from varlen_graphs.attention.kernel.config import tile_rows
 from varlen_graphs.attention.tile_schedule import reference as schedule_reference
 from varlen_graphs.attention.tile_schedule.op import tile_schedule
@@ -55,7 +55,7 @@ def work(rows: int, device: str = "cuda") -> Iterator[tuple[str, Tensors, Tensor
     starts = (items, segments, True)
     yield "cu_seqlens", lambda: (cu_seqlens(*starts),), lambda: (cu_seqlens_reference.cu_seqlens(*starts),)
     boundaries = cu_seqlens(*starts)
-    tiles = (boundaries, boundaries, rows, tile_rows(HEAD_DIM, HEADS, rows, rows), LONG)
+    tiles = (boundaries, boundaries, rows, tile_rows(HEAD_DIM, HEADS, rows, rows), long_keys(HEAD_DIM))
     count = 1 + int(schedule_reference.tile_schedule(*tiles)[0, 0])  # entries past these are arbitrary
     yield (
         "tile schedule",

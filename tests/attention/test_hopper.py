@@ -10,14 +10,15 @@ from hypothesis import strategies as st
 import varlen_graphs as vg
 from tests.support.segments import boundaries, naive_attention, random_qkv, relative, unaligned
 from varlen_graphs.attention.hopper import compile, reference
-from varlen_graphs.attention.hopper.config import HEAD_DIMS, parameters, tile_rows
+from varlen_graphs.attention.hopper.config import HEAD_DIMS, parameters, tile_rows, times
 from varlen_graphs.attention.inputs import AttentionInputs
 from varlen_graphs.attention.tile_schedule import reference as schedule_reference
 
 CONFIGS = [
     parameters(head_dim, block, dtype, ahead)
     for head_dim, block, dtype, ahead in (
-        (64, 192, torch.bfloat16, 0), (64, 128, torch.float16, 0), (72, 192, torch.float16, 0),
+        (64, 256, torch.bfloat16, 0), (64, 192, torch.bfloat16, 0), (64, 128, torch.float16, 0),
+        (72, 192, torch.float16, 0),
         (72, 128, torch.bfloat16, 8), (88, 192, torch.bfloat16, 8), (96, 192, torch.bfloat16, 0),
         (120, 128, torch.bfloat16, 8), (128, 128, torch.bfloat16, 0),
     )
@@ -62,7 +63,7 @@ def test_without_nvrtc_there_is_no_kernel(monkeypatch):
 
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
 def test_every_head_dimension_fits_into_a_multiprocessor(head_dim):
-    for block in (128, 192) if head_dim <= 96 else (128,):
+    for block in times(head_dim):
         for ahead in (0, 8) if head_dim % 16 else (0,):
             config = parameters(head_dim, block, torch.bfloat16, ahead)
             assert config.shared_memory <= 227 * 1024
@@ -77,13 +78,17 @@ def test_every_head_dimension_fits_into_a_multiprocessor(head_dim):
         (72, 1764, 1764, 128),
         (72, 2500, 2500, 192),
         (72, 7056, 7056, 192),
-        (72, 4096, 4096, 128),
+        (72, 2000, 2000, 128),
+        (72, 14_112, 1764, 192),
+        (64, 1000, 1000, 128),
         (64, 3136, 3136, 192),
-        (64, 8160, 8160, 192),
-        (64, 3072, 1024, 128),
+        (64, 4096, 4096, 256),
+        (64, 8160, 8160, 256),
+        (64, 16_384, 1024, 256),
+        (64, 15_680, 3136, 192),
+        (80, 1300, 1300, 192),
         (128, 7056, 7056, 128),
-        (72, 600, 8192, 128),
-        (72, 16_384, 1024, 128),
+        (72, 484, 8192, 128),
     ],
 )
 def test_tiles_are_those_that_were_measured_to_be_faster(head_dim, rows, longest, expected):

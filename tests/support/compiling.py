@@ -15,7 +15,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from tests.support.segments import boundaries, unaligned
-from varlen_graphs.attention.hopper.config import LONG
+from varlen_graphs.attention.hopper.config import long_keys
 from varlen_graphs.attention.kernel.triton import attention
 from varlen_graphs.attention.tile_schedule import reference
 from varlen_graphs.attention.tile_schedule.triton import tile_schedule
@@ -62,7 +62,7 @@ class Hopper:
 
 def attend(head_dim, dtype=BF16, block=64, window=(-1, -1), layout=lambda x: x, bias=None):
     q, k, v = torch.zeros(ROWS, 3, 4, head_dim, dtype=dtype).unbind(1)
-    tiles = reference.tile_schedule(CU_SEQLENS, CU_SEQLENS, ROWS, block, LONG)
+    tiles = reference.tile_schedule(CU_SEQLENS, CU_SEQLENS, ROWS, block, long_keys(head_dim))
     attention(q, layout(k), layout(v), tiles, block, 0.1, *window, bias)
 
 
@@ -76,7 +76,7 @@ def compile_attention():
 def compile_others():
     rows, add = torch.zeros(2, ROWS, 72, dtype=BF16).unbind(0)
     norm = torch.ones(2, 72, dtype=BF16).unbind(0)
-    tile_schedule(CU_SEQLENS, CU_SEQLENS, ROWS, 64, LONG)
+    tile_schedule(CU_SEQLENS, CU_SEQLENS, ROWS, 64, long_keys(72))
     apply_rotary(*torch.zeros(2, ROWS, 4, 72, dtype=BF16).unbind(0), *torch.zeros(2, ROWS, 72).unbind(0))
     rotary_table(TABLE, ROWS, torch.ones(18), "h w", 2)
     rotary_table(TABLE, ROWS, torch.ones(18), "h w", 2, 4)

@@ -98,9 +98,9 @@ def varlen_attention(
 
             - `"triton"`: the kernel of this package, whose cost follows the active rows (CUDA; float16, bfloat16 and
               float32; `head_dim` up to 256);
-            - `"hopper"`: the same, with another kernel for segments of at least 1,000 keys, compiled at its first use
-              (GPUs of compute capability 9.0; float16 and bfloat16; `head_dim` a multiple of 8 from 64 to 128;
-              self-attention without `window`, `causal` and `bias`);
+            - `"hopper"`: the same, with another kernel, compiled at its first use, for segments of at least 192 keys
+              (`head_dim` 64), 320 (up to 96) or 480 (GPUs of compute capability 9.0; float16 and bfloat16; `head_dim` a
+              multiple of 8 from 64 to 128; self-attention without `window`, `causal` and `bias`);
             - `"torch"`: `torch.nn.attention.varlen` (CUDA; float16 and bfloat16; `head_dim` a multiple of 8 up to 256;
               `heads_k` equal to `heads`; no `bias`);
             - `"reference"`: plain torch operations (any device and dtype; memory grows with the square of the rows);

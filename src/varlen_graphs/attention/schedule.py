@@ -39,10 +39,10 @@ def tiles_of(
     """Return the tile schedule of all segments, and its query rows per tile."""
     # A choice by size would make torch.compile guard on it, and recompile at every number of rows where it changes.
     block = 64 if torch.compiler.is_compiling() else tile_rows(head_dim, heads, rows, longest)
-    return op.tile_schedule(cu_seqlens, cu_seqlens_k, rows, block, hopper.LONG), block
+    return op.tile_schedule(cu_seqlens, cu_seqlens_k, rows, block, hopper.long_keys(head_dim)), block
 
 
 def long_tiles_of(cu_seqlens: Tensor, rows: int, heads: int, head_dim: int, longest: int) -> tuple[Tensor, int]:
     """Return the schedule for the kernel of long segments, of self-attention, and its query rows per tile."""
     block = hopper.tile_rows(head_dim, heads, rows, longest)
-    return op.tile_schedule(cu_seqlens, cu_seqlens, rows, block, hopper.LONG), block
+    return op.tile_schedule(cu_seqlens, cu_seqlens, rows, block, hopper.long_keys(head_dim)), block

@@ -9,7 +9,7 @@ from tests.gpu.attention.test_api import BF16, FP16, TOLERANCE, packed
 from tests.support.gpu import on_gpus
 from tests.support.segments import between_garbage, boundaries, heads_first, naive_attention, relative, unaligned
 from varlen_graphs.attention.hopper import launch, reference
-from varlen_graphs.attention.hopper.config import HEAD_DIMS, LONG
+from varlen_graphs.attention.hopper.config import HEAD_DIMS, long_keys
 from varlen_graphs.attention.tile_schedule import op as schedule_op
 from varlen_graphs.attention.timing import measuring, results
 
@@ -26,6 +26,8 @@ CASES = [
     *[(BF16, head_dim, 192) for head_dim in HEAD_DIMS if head_dim <= 96],
     *[(FP16, head_dim, 128) for head_dim in (64, 72, 128)],
     (FP16, 72, 192),
+    (BF16, 64, 256),
+    (FP16, 64, 256),
 ]
 
 
@@ -50,7 +52,8 @@ def test_the_kernel_equals_its_reference_at_all_edges(dtype, head_dim, block):
 
 @pytest.mark.parametrize(("dtype", "head_dim"), [(BF16, 64), (BF16, 72), (FP16, 80), (BF16, 128)], ids=str)
 def test_long_and_short_segments_under_all_paddings(dtype, head_dim):
-    for lengths in (EDGES, [LONG], [LONG - 1]):
+    least = long_keys(head_dim)
+    for lengths in (EDGES, [least], [least - 1]):
         active, cu_seqlens = sum(lengths), boundaries(lengths, 5, "cuda")
         qkv, runs = packed(active + 100, head_dim, dtype), []
         expected = naive_attention(*qkv.unbind(1), lengths, lengths, head_dim**-0.5)
@@ -122,6 +125,38 @@ def test_scores_that_grow_from_block_to_block(growth, head_dim):
     q[..., 0] = torch.linspace(-1, 1, rows, device="cuda").half()[:, None]  # backwards, not at all, and forwards
     out = vg.varlen_attention(q, k, v, boundaries([rows], device="cuda"), rows, scale=0.693147, backend="hopper")
     assert relative(out, naive_attention(q, k, v, [rows], [rows], 0.693147)) <= TOLERANCE[FP16]
+
+
+@pytest.mark.parametrize("head_dim", [64, 72, 128])
+@pytest.mark.parametrize("offset", [-300, -20, 20, 300])
+def test_scores_far_from_zero(offset, head_dim):
+    rows = 1500
+    q, k, v = packed(rows, head_dim, FP16).unbind(1)
+    q[..., 0], k[..., 0] = 16, offset / 16
+    out = vg.varlen_attention(q, k, v, boundaries([rows], device="cuda"), rows, scale=0.5, backend="hopper")
+    assert relative(out, naive_attention(q, k, v, [rows], [rows], 0.5)) <= TOLERANCE[FP16]
+
+
+def test_bits_of_a_row_depend_on_its_own_scores_alone():
+    rows = 1500
+    q, k, v = packed(rows, 64, BF16).unbind(1)
+    k[..., 0] = torch.linspace(0, 20, rows, device="cuda").bfloat16()[:, None]
+    q[..., 0], cu_seqlens = 0, boundaries([rows], device="cuda")
+    alone = attend(q, k, v, cu_seqlens, rows)
+    q[::8, :, 0] = -30.0  # keys are taken from the last one on: these scores grow by much from block to block
+    beside = attend(q, k, v, cu_seqlens, rows)
+    others = torch.arange(rows, device="cuda") % 8 != 0
+    assert torch.equal(alone[others], beside[others])
+    assert not torch.equal(alone[::8], beside[::8])
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_key_that_is_not_finite_reaches_all_rows_of_its_segment(value):
+    q, k, v = packed(2200, 64, BF16).abs().unbind(1)
+    k[700] = value
+    out = attend(q, k, v, boundaries([1100, 1100], device="cuda"), 1100)
+    assert out[:1100].isnan().all()
+    assert out[1100:].isfinite().all()
 
 
 def test_a_graph_follows_the_segments_that_are_there():

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from varlen_graphs.attention.hopper.config import HEAD_DIMS, LONG, most_tile_rows, runs_on, tile_rows
+from varlen_graphs.attention.hopper.config import HEAD_DIMS, long_keys, runs_on, tile_rows, times
 from varlen_graphs.attention.inputs import UNALIGNED, AttentionInputs
 
 
@@ -18,7 +18,7 @@ def refusal(inputs: AttentionInputs, compiles: bool) -> str | None:
         return (
             f"{q.dtype} on {q.device}, head_dim {head_dim} and segments of up to {longest} rows: expected float16 or "
             f"bfloat16 on a GPU of compute capability 9.0, head_dim a multiple of {HEAD_DIMS.step} from {HEAD_DIMS[0]} "
-            f"to {HEAD_DIMS[-1]}, segments of {LONG} rows and more"
+            f"to {HEAD_DIMS[-1]}, segments of {long_keys(head_dim)} rows and more"
         )
     from varlen_graphs.attention.hopper.launch import failure, parameters_of
 
@@ -26,7 +26,7 @@ def refusal(inputs: AttentionInputs, compiles: bool) -> str | None:
     if not inputs.is_aligned or not all(0 < head <= row and head % 8 == 0 for row, head, _ in steps):
         return f"{UNALIGNED}; nor heads that lie rows apart"
     block = inputs.long_block or tile_rows(head_dim, heads, rows, longest)
-    if block > most_tile_rows(head_dim):
+    if block not in times(head_dim):
         return f"a schedule with tiles of {block} rows: expected one that was made for head_dim {head_dim}"
     return failure(parameters_of(inputs.k, inputs.v, block), q.device, compiles)
 

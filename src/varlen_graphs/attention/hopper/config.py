@@ -1,5 +1,7 @@
 """Compile-time parameters of the kernel by head dimension and size, fixed at capture."""
 
+from collections import Counter
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -9,12 +11,17 @@ from varlen_graphs.attention.device import capability
 HEAD_DIMS = range(64, 129, 8)
 """Head dimensions of the kernel."""
 
-LONG = 1000
-"""Keys from which a segment is long: shorter ones are faster with the tiles of 64 rows of `attention.kernel`."""
+LONG = {64: 192, 96: 320, 128: 480}
+"""Keys from which a segment is long, up to a head dimension: `attention.kernel` takes the others (H200)."""
 
-TIMES = {64: (0.75, 1.02, 1.21), 80: (0.9, 1.05, 1.34), 96: (0.85, 1.11, 1.36)}
-"""Times of one, two and three warpgroups with rows of a tile of 192 over that of a tile of 128, on an H200, by largest
-head dimension; one of a tile of 128 takes about as long."""
+TIMES: dict[int, dict[int, tuple[float, ...]]] = {
+    64: {128: (0.71, 1.0), 192: (0.72, 1.0, 1.22), 256: (0.86, 1.06, 1.31, 1.62)},
+    80: {128: (0.77, 1.0), 192: (0.77, 0.99, 1.24)},
+    96: {128: (0.75, 1.03), 192: (0.76, 1.0, 1.33)},
+    128: {128: (0.72, 1.0)},
+}
+"""Tiles for up to a head dimension, by query rows: times where one, two, ... of the warpgroups have rows, over that of
+a tile of 128 rows (7,056 keys, H200)."""
 
 MULTIPROCESSORS = 132
 """Of an H100 or H200 (SXM): tiles that run at a time."""
@@ -38,7 +45,7 @@ class Parameters(NamedTuple):
     @property
     def registers(self) -> tuple[int, int]:
         """Registers per thread of warpgroups that compute, and of the one that copies; a program has 64 Ki."""
-        return {2: (240, 24), 3: (160, 32)}[self.groups]
+        return {2: (240, 24), 3: (160, 32), 4: (112, 24)}[self.groups]
 
     @property
     def shared_memory(self) -> int:
@@ -49,34 +56,55 @@ class Parameters(NamedTuple):
 
 def runs_on(device: torch.device, head_dim: int, longest: int) -> bool:
     """Return True if the kernel is made for a device, a head dimension, and segments of up to `longest` rows."""
-    fits = device.type == "cuda" and head_dim in HEAD_DIMS and longest >= LONG
+    fits = device.type == "cuda" and head_dim in HEAD_DIMS and longest >= long_keys(head_dim)
     return fits and capability(device) == (9, 0)
 
 
-def most_tile_rows(head_dim: int) -> int:
-    """Return the most query rows per tile for which there are enough registers."""
-    return 128 if head_dim > 96 else 192
+def long_keys(head_dim: int) -> int:
+    """Return the number of keys from which a segment is long."""
+    return next((keys for most, keys in LONG.items() if head_dim <= most), LONG[HEAD_DIMS[-1]])
 
 
+def times(head_dim: int) -> dict[int, tuple[float, ...]]:
+    """Return the tiles that there are kernels for, by their query rows, and what they take: see `TIMES`."""
+    return next(tiles for most, tiles in TIMES.items() if head_dim <= most)
+
+
+@lru_cache(maxsize=1024)  # forwards of the same size ask again
 def tile_rows(head_dim: int, heads: int, rows: int, longest: int) -> int:
-    """Return the query rows per tile, 128 or 192, for segments of up to `longest` rows."""
-    if most_tile_rows(head_dim) == 128:
-        return 128
-    one, two, three = next(times for most, times in TIMES.items() if head_dim <= most)
+    """Return the query rows per tile, 128, 192 or 256, for segments of up to `longest` rows."""
     longest = max(1, min(longest, rows))
+    tiles = times(head_dim)
+    return min(tiles, key=lambda tile: _time(tiles[tile], tile, rows // longest, heads, longest))
 
-    def time(tile: int, whole: float) -> float:
-        tiles, groups = -(-longest // tile) * (rows // longest) * heads, tile // 64
-        rounds, left = divmod(tiles, MULTIPROCESSORS)
-        if left * groups <= MULTIPROCESSORS:  # these are shared out: see kernel.cu
-            return rounds * whole + (one if left else 0)
-        return rounds * whole + (two if 2 * left <= MULTIPROCESSORS else whole)
 
-    return 192 if time(192, three) < time(128, 1) else 128
+def _time(times: tuple[float, ...], tile: int, segments: int, heads: int, length: int) -> float:
+    """Return the time of segments of one length, whose tiles are shared out as in kernel.cu."""
+    full, short = segments * heads * (length // tile), segments * heads * (length % tile > 0)
+    groups, last = tile // 64, -(-(length % tile) // 64)  # warpgroups with rows of a full tile, and of a short one
+    rest = (full + short) % MULTIPROCESSORS
+    split = last if short and rest <= heads else groups
+    parts = split if rest * split <= MULTIPROCESSORS else 2 if split > 2 and rest * 2 <= MULTIPROCESSORS else 1
+    of_short = min(short, rest)
+    pieces = (
+        (full - rest + of_short, times[-1]),
+        (short - of_short, times[last - 1]),
+        (rest * parts, times[-(-split // parts) - 1]),
+    )
+    programs = Counter({0.0: MULTIPROCESSORS})  # by the time that they are busy
+    for count, time in pieces:
+        while count:
+            least = min(programs)
+            taken = min(count, programs[least])
+            programs[least + time] += taken
+            programs[least] -= taken
+            programs = +programs
+            count -= taken
+    return max(programs)
 
 
 def parameters(head_dim: int, block: int, dtype: torch.dtype, ahead: int) -> Parameters:
     """Return the parameters for tiles of `block` query rows; measured on an H200 in bfloat16."""
-    keys = 176 if head_dim > 96 else 112 if head_dim > 64 and block == 192 else 128
+    keys = 176 if head_dim > 96 else {128: 128, 192: 112, 256: 64}[block]
     swizzle = 64 if 64 < head_dim <= 96 else 128
     return Parameters(head_dim, ahead, keys, block // 64, swizzle, dtype == torch.bfloat16)

@@ -21,7 +21,9 @@ constexpr int STEPS = (WIDTH + 15) / 16;  // products of 16 channels that make t
 constexpr int Q_BYTES = CHUNKS * QUERIES * SWIZZLE;
 constexpr int K_BYTES = CHUNKS * KEYS * SWIZZLE;
 constexpr int THREADS = 128;              // of a warpgroup
+constexpr int ROWS = QUERIES * GROUPS;    // of a tile
 #define MINUS_INFINITY __int_as_float(0xff800000)
+#define INT_MIN (-2147483647 - 1)
 
 static_assert(KEYS % 16 == 0 && KEYS <= 256 && HEAD_DIM % 8 == 0);
 
@@ -183,47 +185,63 @@ __device__ uint32 packed(float low, float high) {
     return both;
 }
 
-// Exponents are relative to the largest score of a row, and what was summed before a larger one came is rescaled. While
-// the largest grows by no more than this power of two, the bound stays, and most blocks need no rescaling: weights of up
-// to 2^8 are as exact as those of up to 1.
+// Exponents are relative to a bound of each row, and what was summed is rescaled when the bound grows. It does so, to the
+// largest score so far, only where a score exceeds it by more than this power of two: weights of up to 2^8 are as exact
+// as those of up to 1, and most blocks need no rescaling.
 constexpr float GROWTH = 8;
 
 struct Softmax {
     float bound[2] = {MINUS_INFINITY, MINUS_INFINITY};
-    float total[2] = {0, 0};  // over the columns of this thread
-    float decay[2];           // of what was summed before the last block of keys
+    float shift[2] = {0, 0};              // bounds as powers of two
+    int limit[2] = {INT_MIN, INT_MIN};    // scores whose bits are at least this may exceed it
+    float total[2] = {0, 0};              // over the columns of this thread
+    float decay[2];                       // of what was summed before the last block of keys, if bounds grew
+    bool grew;                            // of any row of the warp
 
     // Replace scores by weights.
     __device__ void add(float (&scores)[KEYS / 2], float scale) {
+        // The bits of floats that are at least 0 ascend as integers, of which one instruction takes the largest of three.
+        // Those of negative ones are less: where a limit is negative, all scores may exceed it.
+        int most[2] = {INT_MIN, INT_MIN};
+#pragma unroll
+        for (int i = 0; i < KEYS / 2; i += 2) {
+            int& row = most[i / 2 % 2];
+            row = __vimax3_s32(row, __float_as_int(scores[i]), __float_as_int(scores[i + 1]));
+        }
+        grew = __any_sync(~0u, most[0] >= limit[0] || most[1] >= limit[1]);
+        if (grew) grow(scores, scale);
+        float sum[2] = {0, 0};
+#pragma unroll
+        for (int i = 0; i < KEYS / 2; ++i) {
+            scores[i] = power_of_two(fmaf(scores[i], scale, -shift[i / 2 % 2]));
+            sum[i / 2 % 2] += scores[i];
+        }
+        total[0] += sum[0];
+        total[1] += sum[1];
+    }
+
+    // Each row decides by its own scores, whatever other rows need: its bits depend on nothing else.
+    __device__ void grow(const float (&scores)[KEYS / 2], float scale) {
+        const float growth = GROWTH / scale;
 #pragma unroll
         for (int row = 0; row < 2; ++row) {
-            float most = bound[row];
+            float most = MINUS_INFINITY;
 #pragma unroll
-            for (int i = 0; i < KEYS / 8; ++i) {
-                most = fmaxf(most, fmaxf(scores[4 * i + 2 * row], scores[4 * i + 2 * row + 1]));
-            }
+            for (int i = 2 * row; i < KEYS / 2; i += 4) most = fmaxf(most, fmaxf(scores[i], scores[i + 1]));
             most = largest_of_row(most);
-            if ((most - bound[row]) * scale <= GROWTH) most = bound[row];
+            if (!(most > bound[row] + growth)) most = bound[row];
             const float finite = most == MINUS_INFINITY ? 0 : most;  // no key so far counts
             decay[row] = power_of_two((bound[row] - finite) * scale);
+            total[row] *= decay[row];
             bound[row] = most;
-            const float shift = finite * scale;
-            float sum = 0;
-#pragma unroll
-            for (int i = 0; i < KEYS / 8; ++i) {
-#pragma unroll
-                for (int j = 4 * i + 2 * row; j < 4 * i + 2 * row + 2; ++j) {
-                    scores[j] = power_of_two(fmaf(scores[j], scale, -shift));
-                    sum += scores[j];
-                }
-            }
-            total[row] = total[row] * decay[row] + sum;
+            shift[row] = finite * scale;
+            const float highest = most + growth;
+            limit[row] = highest >= 0 ? __float_as_int(highest) + 1 : INT_MIN;
         }
     }
 
-    // A row is multiplied by 1 or not at all, whatever other rows need: its bits depend on its own scores alone.
     __device__ void rescale(float (&out)[WIDTH / 2]) const {
-        if (__all_sync(~0u, decay[0] == 1 && decay[1] == 1)) return;
+        if (!grew) return;
 #pragma unroll
         for (int i = 0; i < WIDTH / 2; ++i) out[i] *= decay[i / 2 % 2];
     }
@@ -252,32 +270,42 @@ struct Tile {
         q_end = entry[1];
         k_start = entry[2];
         k_end = min(entry[3], key_rows);  // whatever the boundaries are: too many blocks would never end
-        const int index = work - entry[4] * heads;
-        const int count = (q_end - entry[0] + QUERIES * GROUPS - 1) / (QUERIES * GROUPS);
-        head = index / count;
-        q_start = entry[0] + index % count * QUERIES * GROUPS;
+        const int index = work - entry[4] * heads, full = (q_end - entry[0]) / ROWS;
+        const bool is_full = index < full * heads;  // these come first: short tiles fill up the last round
+        head = is_full ? index / full : index - full * heads;
+        q_start = entry[0] + (is_full ? index % full : full) * ROWS;
     }
 
     __device__ int blocks() const { return max(1, (k_end - k_start + KEYS - 1) / KEYS); }  // of keys
 };
 
-// Programs take whole tiles in turn, as long as there is one for each of them. The tiles that are left over would keep a
-// few programs busy while the others are done. Where there are programs enough, they are taken in parts: each warpgroup's
-// rows by another program, or those of two and of one out of three. A row has the same bits wherever it is computed.
+// Programs take whole tiles in turn, as long as there is one for each of them; tiles cost less and less, so each round
+// goes back the way that the last one came. The tiles that are left over would keep a few programs busy while the others
+// are done. Where there are programs enough, they are taken in parts: each warpgroup's rows by another program, or those
+// of two and of one out of three. A row has the same bits wherever it is computed.
 struct Shares {
-    int whole, parts, end;  // tiles taken whole, parts of each of the others, and pieces of work in all
+    int whole, groups, parts, end;  // tiles taken whole, warpgroups and parts of each of the others, and pieces of work
 
-    __device__ void init(int tiles) {
-        const int programs = gridDim.x, rest = tiles % programs;
-        whole = tiles - rest;
-        parts = rest * GROUPS <= programs ? GROUPS : GROUPS > 2 && rest * 2 <= programs ? 2 : 1;
+    __device__ void init(const int* tiles, int heads) {
+        const int count = tiles[1] * heads, programs = gridDim.x, rest = count % programs;
+        const int* last = tiles + tiles[1] * 5;
+        const int short_rows = tiles[1] > 0 ? (last[1] - last[0]) % ROWS : 0;
+        groups = short_rows > 0 && rest <= heads ? (short_rows + QUERIES - 1) / QUERIES : GROUPS;
+        parts = rest * groups <= programs ? groups : groups > 2 && rest * 2 <= programs ? 2 : 1;
+        whole = count - rest;
         end = whole + rest * parts;
+    }
+
+    // The work of this program in a round, from `end` on if there is none.
+    __device__ int work(int round) const {
+        const int forth = round % 2 == 0;
+        return round * gridDim.x + (forth ? blockIdx.x : gridDim.x - 1 - blockIdx.x);
     }
 
     __device__ int tile(int work) const { return work < whole ? work : whole + (work - whole) / parts; }
 
     __device__ bool takes(int group, int work) const {
-        return work < whole || (work - whole) % parts == group * parts / GROUPS;
+        return work < whole || (work - whole) % parts == group * parts / groups;
     }
 };
 
@@ -306,7 +334,7 @@ __device__ void produce(Barriers& barriers, const Shares& shares, char* q_blocks
     Stage k_stage, v_stage;
     uint32 q_parity = 1;  // of a barrier whose buffer was never used: passes
     k_stage.parity = v_stage.parity = 1;
-    for (int work = blockIdx.x; work < shares.end; work += gridDim.x) {
+    for (int round = 0, work; (work = shares.work(round)) < shares.end; ++round) {
         const Tile tile(tiles, shares.tile(work), heads, key_rows);
         const int blocks = tile.blocks(), key_head = tile.head / per_key_head;
         const int channel = AHEAD ? key_head % 2 * (HEAD_DIM - AHEAD) : 0, head = AHEAD ? key_head / 2 : key_head;
@@ -375,7 +403,7 @@ __device__ void consume(Barriers& barriers, const Shares& shares, char* q_blocks
     Stage k_stage, v_stage;
     uint32 q_parity = 0;
     if (group == GROUPS - 1) arrive_threads(1, 2 * THREADS);  // the first turn is group 0's
-    for (int work = blockIdx.x; work < shares.end; work += gridDim.x) {
+    for (int round = 0, work; (work = shares.work(round)) < shares.end; ++round) {
         const Tile tile(tiles, shares.tile(work), heads, key_rows);
         const int blocks = tile.blocks(), first = first_channel(tile.head / per_key_head);
         if (!shares.takes(group, work) || tile.q_start + group * QUERIES >= tile.q_end) {
@@ -455,7 +483,7 @@ extern "C" __global__ void __launch_bounds__((GROUPS + 1) * THREADS, 1)
     __shared__ Barriers barriers;
     __shared__ Shares shares;  // registers are scarce
     if (threadIdx.x == 0) {
-        shares.init(tiles[1] * heads);
+        shares.init(tiles, heads);
         for (int group = 0; group < GROUPS; ++group) {
             barrier_init(barriers.q_full[group], 1);
             barrier_init(barriers.q_empty[group], 4);  // warps
