@@ -37,13 +37,19 @@ def attend(q, k, v, cu_seqlens, longest=1025):
 
 @pytest.mark.parametrize(("dtype", "head_dim", "block"), CASES, ids=str)
 def test_the_kernel_equals_its_reference_at_all_edges(dtype, head_dim, block):
-    for heads, lengths in ((2, EDGES), (3, [7]), (4, [1])):  # heads in pairs, and an odd number of them
+    # Heads in pairs, and an odd number of them; tiles that are left over, which programs take in parts.
+    for heads, lengths in ((2, EDGES), (3, [7]), (4, [1]), (1, [600, 2 * block - 1]), (2, [600, block + 65])):
         active = sum(lengths)
         qkv = packed(active + 300, head_dim, dtype, heads)
         cu_seqlens, runs = boundaries(lengths, 3, "cuda"), []
         tiles = schedule_op.tile_schedule(cu_seqlens, cu_seqlens, len(qkv), block, 1)
         expected = reference.attention(*qkv.double().unbind(1), tiles, block, head_dim**-0.5)
-        for padding, programs in ((1.0, None), (torch.nan, None), (-torch.inf, 7), (1.0, 8)):
+        for padding, programs in (
+            (1.0, None),
+            (torch.nan, None),
+            (-torch.inf, 7),
+            *((1.0, few) for few in range(3, 11)),
+        ):
             qkv[active:] = padding
             runs.append(launch.attention(*qkv.unbind(1), tiles, block, head_dim**-0.5, programs)[:active])
         assert relative(runs[0], expected[:active]) <= TOLERANCE[dtype]
@@ -186,11 +192,12 @@ def test_a_graph_follows_the_segments_that_are_there():
 
 def test_a_schedule_without_long_tiles_is_completed():
     q, k, v = packed(1200, 72, BF16).unbind(1)
-    cu_seqlens = boundaries([1200], device="cuda")
-    short = vg.attention.tile_schedule(cu_seqlens, 100, rows=1200, heads=2, head_dim=72)
-    assert short.long_tiles is None
-    out = vg.varlen_attention(q, k, v, cu_seqlens, 1200, schedule=short, backend="hopper")
-    assert torch.equal(out, attend(q, k, v, cu_seqlens, 1200))
+    cu_seqlens = boundaries([200, 300, 700], device="cuda")
+    for head_dim in (48, 64, 72, 128):  # of each of which other segments are long
+        short = vg.attention.tile_schedule(cu_seqlens, 100, rows=1200, heads=2, head_dim=head_dim)
+        assert short.long_tiles is None
+        out = vg.varlen_attention(q, k, v, cu_seqlens, 1200, schedule=short, backend="hopper")
+        assert torch.equal(out, attend(q, k, v, cu_seqlens, 1200))
 
 
 def test_captures_time_it_for_long_segments():

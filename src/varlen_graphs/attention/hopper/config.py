@@ -1,6 +1,5 @@
 """Compile-time parameters of the kernel by head dimension and size, fixed at capture."""
 
-from collections import Counter
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -26,6 +25,9 @@ a tile of 128 rows (7,056 keys, H200)."""
 MULTIPROCESSORS = 132
 """Of an H100 or H200 (SXM): tiles that run at a time."""
 
+MANY_ROWS = 16 * 32_768
+"""Query rows times heads from which on the last of the rounds no longer matters."""
+
 
 class Parameters(NamedTuple):
     """Parameters that a kernel is compiled with."""
@@ -44,7 +46,10 @@ class Parameters(NamedTuple):
 
     @property
     def registers(self) -> tuple[int, int]:
-        """Registers per thread of warpgroups that compute, and of the one that copies; a program has 64 Ki."""
+        """Registers per thread of warpgroups that compute, and of the one that copies.
+
+        They share what all threads begin with: each as many, a multiple of 8, as 64 Ki allow.
+        """
         return {2: (240, 24), 3: (160, 32), 4: (112, 24)}[self.groups]
 
     @property
@@ -70,37 +75,38 @@ def times(head_dim: int) -> dict[int, tuple[float, ...]]:
     return next(tiles for most, tiles in TIMES.items() if head_dim <= most)
 
 
-@lru_cache(maxsize=1024)  # forwards of the same size ask again
 def tile_rows(head_dim: int, heads: int, rows: int, longest: int) -> int:
     """Return the query rows per tile, 128, 192 or 256, for segments of up to `longest` rows."""
     longest = max(1, min(longest, rows))
+    return _fastest(head_dim, heads, rows // longest, longest)
+
+
+@lru_cache(maxsize=1024)  # forwards of the same size ask again
+def _fastest(head_dim: int, heads: int, segments: int, length: int) -> int:
     tiles = times(head_dim)
-    return min(tiles, key=lambda tile: _time(tiles[tile], tile, rows // longest, heads, longest))
+    return min(tiles, key=lambda tile: _time(tiles[tile], tile, heads, segments, length))
 
 
-def _time(times: tuple[float, ...], tile: int, segments: int, heads: int, length: int) -> float:
+def _time(costs: tuple[float, ...], tile: int, heads: int, segments: int, length: int) -> float:
     """Return the time of segments of one length, whose tiles are shared out as in kernel.cu."""
-    full, short = segments * heads * (length // tile), segments * heads * (length % tile > 0)
-    groups, last = tile // 64, -(-(length % tile) // 64)  # warpgroups with rows of a full tile, and of a short one
-    rest = (full + short) % MULTIPROCESSORS
-    split = last if short and rest <= heads else groups
+    full, short = divmod(length, tile)
+    groups, last = tile // 64, -(-short // 64)  # warpgroups with rows of a full tile, and of a short one
+    own = [costs[-1]] * (full * heads) + [costs[last - 1]] * (heads if last else 0)
+    if segments * heads * length > MANY_ROWS:
+        return segments * sum(own) / MULTIPROCESSORS
+    pieces = own * segments
+    rest = len(pieces) % MULTIPROCESSORS
+    split = last if last and rest <= heads else groups
     parts = split if rest * split <= MULTIPROCESSORS else 2 if split > 2 and rest * 2 <= MULTIPROCESSORS else 1
-    of_short = min(short, rest)
-    pieces = (
-        (full - rest + of_short, times[-1]),
-        (short - of_short, times[last - 1]),
-        (rest * parts, times[-(-split // parts) - 1]),
-    )
-    programs = Counter({0.0: MULTIPROCESSORS})  # by the time that they are busy
-    for count, time in pieces:
-        while count:
-            least = min(programs)
-            taken = min(count, programs[least])
-            programs[least + time] += taken
-            programs[least] -= taken
-            programs = +programs
-            count -= taken
-    return max(programs)
+    if parts > 1:
+        sizes = [sum(group * parts // split == part for group in range(split)) for part in range(parts)]
+        pieces[len(pieces) - rest :] = [costs[size - 1] for size in sizes] * rest
+    busy = [0.0] * MULTIPROCESSORS
+    pieces += [0.0] * (-len(pieces) % MULTIPROCESSORS)
+    for start in range(0, len(pieces), MULTIPROCESSORS):
+        busy = [before + more for before, more in zip(busy, pieces[start : start + MULTIPROCESSORS], strict=True)]
+        busy.reverse()  # the next round goes back the way that this one came
+    return max(busy)
 
 
 def parameters(head_dim: int, block: int, dtype: torch.dtype, ahead: int) -> Parameters:

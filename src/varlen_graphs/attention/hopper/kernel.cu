@@ -21,9 +21,10 @@ constexpr int STEPS = (WIDTH + 15) / 16;  // products of 16 channels that make t
 constexpr int Q_BYTES = CHUNKS * QUERIES * SWIZZLE;
 constexpr int K_BYTES = CHUNKS * KEYS * SWIZZLE;
 constexpr int THREADS = 128;              // of a warpgroup
-constexpr int ROWS = QUERIES * GROUPS;    // of a tile
+constexpr int TILE_ROWS = QUERIES * GROUPS;
 #define MINUS_INFINITY __int_as_float(0xff800000)
-#define INT_MIN (-2147483647 - 1)
+#define FLOAT_MAX __int_as_float(0x7f7fffff)
+constexpr int LOWEST = -2147483647 - 1;
 
 static_assert(KEYS % 16 == 0 && KEYS <= 256 && HEAD_DIM % 8 == 0);
 
@@ -193,20 +194,20 @@ constexpr float GROWTH = 8;
 struct Softmax {
     float bound[2] = {MINUS_INFINITY, MINUS_INFINITY};
     float shift[2] = {0, 0};              // bounds as powers of two
-    int limit[2] = {INT_MIN, INT_MIN};    // scores whose bits are at least this may exceed it
+    int limit[2] = {LOWEST, LOWEST};      // scores whose bits are at least this may be too large
     float total[2] = {0, 0};              // over the columns of this thread
     float decay[2];                       // of what was summed before the last block of keys, if bounds grew
     bool grew;                            // of any row of the warp
 
     // Replace scores by weights.
     __device__ void add(float (&scores)[KEYS / 2], float scale) {
-        // The bits of floats that are at least 0 ascend as integers, of which one instruction takes the largest of three.
-        // Those of negative ones are less: where a limit is negative, all scores may exceed it.
-        int most[2] = {INT_MIN, INT_MIN};
+        // As integers, of which one instruction takes the largest of three, floats from 0 on are in their order, and all
+        // negative ones are below them. A row with a negative limit asks in every block, and so does one with a NaN.
+        int most[2] = {LOWEST, LOWEST};
 #pragma unroll
         for (int i = 0; i < KEYS / 2; i += 2) {
-            int& row = most[i / 2 % 2];
-            row = __vimax3_s32(row, __float_as_int(scores[i]), __float_as_int(scores[i + 1]));
+            int& largest = most[i / 2 % 2];
+            largest = __vimax3_s32(largest, __float_as_int(scores[i]), __float_as_int(scores[i + 1]));
         }
         grew = __any_sync(~0u, most[0] >= limit[0] || most[1] >= limit[1]);
         if (grew) grow(scores, scale);
@@ -222,21 +223,21 @@ struct Softmax {
 
     // Each row decides by its own scores, whatever other rows need: its bits depend on nothing else.
     __device__ void grow(const float (&scores)[KEYS / 2], float scale) {
-        const float growth = GROWTH / scale;
+        const float growth = fminf(GROWTH / scale, FLOAT_MAX);
 #pragma unroll
         for (int row = 0; row < 2; ++row) {
             float most = MINUS_INFINITY;
 #pragma unroll
             for (int i = 2 * row; i < KEYS / 2; i += 4) most = fmaxf(most, fmaxf(scores[i], scores[i + 1]));
             most = largest_of_row(most);
-            if (!(most > bound[row] + growth)) most = bound[row];
+            if (!(most > __fadd_rd(bound[row], growth))) most = bound[row];
             const float finite = most == MINUS_INFINITY ? 0 : most;  // no key so far counts
             decay[row] = power_of_two((bound[row] - finite) * scale);
             total[row] *= decay[row];
             bound[row] = most;
             shift[row] = finite * scale;
-            const float highest = most + growth;
-            limit[row] = highest >= 0 ? __float_as_int(highest) + 1 : INT_MIN;
+            const float highest = __fadd_rd(most, growth);  // rounded up, weights could overflow in float16
+            limit[row] = highest >= 0 ? __float_as_int(highest) + 1 : LOWEST;
         }
     }
 
@@ -270,17 +271,17 @@ struct Tile {
         q_end = entry[1];
         k_start = entry[2];
         k_end = min(entry[3], key_rows);  // whatever the boundaries are: too many blocks would never end
-        const int index = work - entry[4] * heads, full = (q_end - entry[0]) / ROWS;
-        const bool is_full = index < full * heads;  // these come first: short tiles fill up the last round
+        const int index = work - entry[4] * heads, full = (q_end - entry[0]) / TILE_ROWS;
+        const bool is_full = index < full * heads;  // those of all heads come before the short ones, which take less
         head = is_full ? index / full : index - full * heads;
-        q_start = entry[0] + (is_full ? index % full : full) * ROWS;
+        q_start = entry[0] + (is_full ? index % full : full) * TILE_ROWS;
     }
 
     __device__ int blocks() const { return max(1, (k_end - k_start + KEYS - 1) / KEYS); }  // of keys
 };
 
-// Programs take whole tiles in turn, as long as there is one for each of them; tiles cost less and less, so each round
-// goes back the way that the last one came. The tiles that are left over would keep a few programs busy while the others
+// Programs take whole tiles in turn, as long as there is one for each of them; most tiles take no longer than those before,
+// so each round goes back the way that the last one came. The tiles that are left over would keep a few programs busy while the others
 // are done. Where there are programs enough, they are taken in parts: each warpgroup's rows by another program, or those
 // of two and of one out of three. A row has the same bits wherever it is computed.
 struct Shares {
@@ -289,7 +290,8 @@ struct Shares {
     __device__ void init(const int* tiles, int heads) {
         const int count = tiles[1] * heads, programs = gridDim.x, rest = count % programs;
         const int* last = tiles + tiles[1] * 5;
-        const int short_rows = tiles[1] > 0 ? (last[1] - last[0]) % ROWS : 0;
+        const int short_rows = tiles[1] > 0 ? (last[1] - last[0]) % TILE_ROWS : 0;
+        // So few are the short tiles of the last segment alone.
         groups = short_rows > 0 && rest <= heads ? (short_rows + QUERIES - 1) / QUERIES : GROUPS;
         parts = rest * groups <= programs ? groups : groups > 2 && rest * 2 <= programs ? 2 : 1;
         whole = count - rest;
