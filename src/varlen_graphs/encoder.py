@@ -169,7 +169,7 @@ class GraphedEncoder(nn.Module):
             StaleGraphError: Weights, or other memory that graphs read, were moved or replaced since the capture, or the
                 process was forked.
         """
-        if self.executor.forward.is_running:  # the function called the module in whose place the encoder is
+        if self.executor.forward.is_running:  # by way of the module in whose place the encoder is
             return self.executor.forward.module_forward(*args, **kwargs)
         return self.executor.call(args, kwargs)
 

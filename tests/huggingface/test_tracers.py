@@ -1,5 +1,6 @@
 """Tracers, proxies, modes and transforms make of a wrapped model what they make of the model itself."""
 
+import functools
 import re
 
 import pytest
@@ -206,3 +207,45 @@ def test_a_default_device_is_that_of_the_users_tensors_alone(name):
 def make_on_cpu(make):
     with torch.device("cpu"):
         return make()
+
+
+@pytest.mark.parametrize("captured", [False, True], ids=["before the first call", "after it"])
+@pytest.mark.parametrize(
+    "decorate",
+    [lambda own: lambda *args, **kwargs: own(*args, **kwargs), functools.partial, torch.no_grad()],
+    ids=["function", "partial", "no_grad"],
+)
+def test_a_forward_that_is_decorated_later_is_called_once_and_finds_the_module(decorate, captured):
+    make, budgets, call, _ = MODELS["images"]
+    model, calls = make(), []
+    expected = make()(**call)
+    vg.wrap(model, budgets, backend="tape")
+    if captured:
+        model(**call)
+    own = decorate(model.forward)
+
+    def counted(*args, **kwargs):
+        calls.append(1)
+        return own(*args, **kwargs)
+
+    model.forward = counted
+    assert distance(model(**call), expected) < 1e-5
+    calls.clear()
+    assert distance(model(**call), expected) < 1e-5
+    assert len(calls) == 1
+
+
+class Perceptron(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.linear(x).relu()
+
+
+def test_a_wrapped_module_is_exported_as_it_is():
+    module, rows = Perceptron().eval().requires_grad_(False), torch.randn(2, 8)
+    vg.wrap(module, backend="tape")
+    exported = torch.export.export(module, (torch.randn(2, 8),), strict=False).module()
+    torch.testing.assert_close(exported(rows), module.linear(rows).relu())

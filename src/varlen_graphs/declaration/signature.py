@@ -108,6 +108,11 @@ class Signature:
         self.optional = {column.name for column in spec.layout.columns if column.default is not None}
         self.optional |= {one.name for one in spec.inputs if one.default is not None}
         self.optional |= {spec.layout.name} if spec.layout.optional else set()
+        # A None of the caller's means another default to the module than to the encoder.
+        defaults = {name: own[name].default for name in self.optional & own.keys()}
+        self._never_none = {
+            name for name, one in defaults.items() if one is not None and one is not inspect.Parameter.empty
+        }
         self._expected = [name for name in self.positional if name in self._declared - self.optional]
         self._required = [
             name
@@ -267,6 +272,15 @@ class Signature:
         takes = self._declared - more <= self._module_takes and self._module_needs <= names
         return takes and (self._replaced or computes) and (self._module_takes_any or names <= self._module_takes)
 
+    def leaves_out(self, call: Call) -> bool:
+        """Return True if a call leaves out an argument that it may, or passes `None` for it."""
+        return any(call.original.get(name) is None for name in self.optional)
+
+    def leaving_out(self, call: Call) -> Call:
+        """Return a call without the arguments that calls may leave out; those that the module needs are `None`."""
+        given = {name: value for name, value in call.original.items() if name not in self.optional}
+        return self.bind((), given | dict.fromkeys(self.optional & self._module_needs))
+
     def as_passed(self, positional: int, arguments: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         """Return the module's arguments that its caller passed by position, as its hooks see them, and the others."""
         came = self.positional[:positional]
@@ -292,6 +306,12 @@ class Signature:
             arguments[name] = value
         for name in self._spec.ignored:
             arguments.pop(name, None)
+        for name in self._never_none & arguments.keys():
+            if arguments[name] is None:
+                raise InputError(
+                    f"argument {name!r} is None, but {self._who} has another default for it: leave it out, or pass a "
+                    "tensor"
+                )
         for name in self._expected:
             if arguments.get(name) is None:
                 others = sorted(arguments.keys() - self._declared)

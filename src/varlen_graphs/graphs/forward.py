@@ -193,11 +193,17 @@ class Forward:
         captured = partial(self.compiled, budget) if budget and self.compiled else None
         if self.function is None:
             args, arguments = self._signature.as_passed(positional, arguments)
-            return self._noting_changes(partial(captured or self.itself, *args, **arguments))
+            return self._running(partial(captured or self.itself, *args, **arguments))
+        return self._running(partial(captured or partial(self.function, self.module), **arguments))
+
+    def _running(self, run: Callable[[], Any]) -> Any:
+        """Run the module, or the function in its place: what calls the encoder inside means the module itself."""
+        if self.is_running:
+            return self._noting_changes(run)
         thread = threading.get_ident()
         self._threads.add(thread)
         try:
-            return self._noting_changes(partial(captured or partial(self.function, self.module), **arguments))
+            return self._noting_changes(run)
         finally:
             self._threads.discard(thread)
 
@@ -216,7 +222,7 @@ class Forward:
 
     @property
     def is_running(self) -> bool:
-        """True inside the function that runs in place of the module, in this thread."""
+        """True while the module runs, or the function in its place, in this thread."""
         return bool(self._threads) and threading.get_ident() in self._threads
 
     def exact(self, call: Call, grad: bool = False, buffers: Mapping[str, Any] = MappingProxyType({})) -> Any:
@@ -338,7 +344,7 @@ class Forward:
         Raises:
             Exception: Neither the module nor the declared forward can.
         """
-        leaves_out = self.is_module and not self._signature.optional <= call.original.keys()
+        leaves_out = self.is_module and self._signature.leaves_out(call)
         if not (self.answers_itself(call) or leaves_out):
             return Reference(self.exact(call), MODULE if self.is_module else DECLARATION)
         try:
@@ -356,7 +362,7 @@ class Forward:
         Raises:
             Exception: That of the module.
         """
-        if self.verdict.differs_without and not self._signature.optional <= call.original.keys():
+        if self.verdict.differs_without and self._signature.leaves_out(call):
             return self.without(call)
         if not (self.answers_itself(call) or (call.eager_reason and self._signature.original_takes_call)):
             return self.exact(call, grad)
@@ -369,9 +375,8 @@ class Forward:
         return bool(self._signature.optional)
 
     def leaving_out(self, call: Call) -> Call:
-        """Return a call without the arguments that calls may leave out."""
-        given = {name: value for name, value in call.original.items() if name not in self._signature.optional}
-        return self._signature.bind((), given)
+        """Return a call without the arguments that calls may leave out; those that the module needs are `None`."""
+        return self._signature.leaving_out(call)
 
     def without(self, call: Call) -> Any:
         """Run the module itself on a call that leaves arguments out.
@@ -429,7 +434,7 @@ class Forward:
     def _run_itself(self, positional: int, grad: bool, arguments: dict[str, Any]) -> Any:
         args, arguments = self._signature.as_passed(positional, arguments)
         with torch.set_grad_enabled(grad):
-            return self._noting_changes(partial(self.itself, *args, **arguments))
+            return self._running(partial(self.itself, *args, **arguments))
 
     def _run(self, **arguments: Any) -> Any:
         return self.function(self.module, **arguments) if self.function else self.itself(**arguments)

@@ -7,6 +7,7 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from types import CodeType
 from typing import Any, NamedTuple
 
 import torch
@@ -214,6 +215,11 @@ class Installed:
             if isinstance(encoder, CallEncoder):
                 encoder.as_it_was = self._without_encoder
             return encoder
+
+    @property
+    def __code__(self) -> CodeType:  # torch.export looks for the names of arguments there
+        code: CodeType = self._original.__code__
+        return code
 
     @not_compiled
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
