@@ -100,6 +100,49 @@ def test_an_input_of_all_calls_is_tried_without(forward):
         assert torch.equal(encoder(rows, lengths=[10]), module(rows))
 
 
+@pytest.mark.parametrize("given", [{"kinds": None}, {}], ids=["None", "nothing"])
+def test_none_is_as_good_as_nothing(given):
+    module, rows, kinds = Typed().eval(), torch.randn(10, 8), torch.arange(10)
+    encoder = typed_encoder(module)
+    with pytest.warns(UserWarning, match="that leave 'kinds' out"):
+        encoder(rows, lengths=[10], kinds=kinds)
+    for _ in range(2):
+        assert torch.equal(encoder(rows, lengths=[10], **given), module(rows))
+    masked, batch = Pool().eval(), torch.randn(3, 10, 8)
+    spec = vg.BufferSpec("x", vg.Mask("mask", optional=True), outputs=vg.outputs.Fields(pooled=vg.outputs.Items()))
+    encoder = vg.GraphedEncoder(masked, vg.budgets.PaddedLadder(batch=4, length=32), spec, backend="tape")
+    with pytest.warns(UserWarning, match="that leave 'mask' out"):
+        encoder(batch, mask=None)
+    assert torch.equal(encoder(batch, None)["pooled"], masked(batch)["pooled"])
+
+
+class Needs(Pool):
+    def forward(self, x, mask):  # None, but never nothing
+        return super().forward(x, mask)
+
+
+def test_an_argument_that_the_module_needs_is_tried_as_none():
+    module, rows = Needs().eval(), torch.randn(3, 10, 8)
+    spec = vg.BufferSpec("x", vg.Mask("mask", optional=True), outputs=vg.outputs.Fields(pooled=vg.outputs.Items()))
+    encoder = vg.GraphedEncoder(module, vg.budgets.PaddedLadder(batch=4, length=32), spec, backend="tape")
+    with pytest.warns(UserWarning, match="that leave 'mask' out"):
+        assert torch.equal(encoder(rows, mask=None)["pooled"], module(rows, None)["pooled"])
+
+
+class Doubled(Scaled):
+    def forward(self, x, scale=2.0):
+        return super().forward(x, scale)
+
+
+def test_none_is_refused_where_the_module_has_another_default():
+    spec = vg.BufferSpec("x", vg.Lengths("lengths"), inputs=[vg.inputs.PerCall("scale", default=2.0)])
+    module, rows = Doubled().eval(), torch.randn(10, 8)
+    encoder = vg.GraphedEncoder(module, [64], spec, backend="tape")
+    with pytest.raises(vg.errors.InputError, match="'scale' is None, but Doubled has another default for it"):
+        encoder(rows, lengths=[10], scale=None)
+    torch.testing.assert_close(encoder(rows, lengths=[10]), module(rows))
+
+
 class Crowd(nn.Module):
     """Items are treated apart until there are many."""
 
@@ -147,6 +190,73 @@ def test_what_counts_items_is_found_where_the_module_cannot_be_asked():
     with pytest.warns(UserWarning, match="The items of a call act on each other"):
         output = encoder(rows, lengths=[10] * 12)
     torch.testing.assert_close(output, module(rows, torch.arange(12).repeat_interleave(10)))
+
+
+class Flagged(nn.Module):
+    """Each row is treated as a flag, or an integer, of any row says."""
+
+    def __init__(self, rule):
+        super().__init__()
+        torch.manual_seed(0)
+        self.rule, self.linear = rule, nn.Linear(64, 64)
+
+    def forward(self, x, given):
+        return self.linear(x) * torch.where(self.rule(given), 2.0, 1.0)
+
+
+RULES = {
+    "any": (torch.bool, torch.any),
+    "all": (torch.bool, torch.all),
+    "integers above 0": (torch.int64, lambda given: (given > 0).any()),
+    "integers above 30": (torch.int64, lambda given: (given > 30).any()),
+    "integers that are all above 30": (torch.int64, lambda given: (given > 30).all()),
+    "the largest byte": (torch.uint8, lambda given: given.max() > 100),
+    "negative numbers": (torch.float32, lambda given: (given < 0).any()),
+}
+
+
+@pytest.mark.parametrize("lazily", [False, True])
+@pytest.mark.parametrize("rule", RULES)
+def test_items_that_act_on_each_other_through_other_tensors_are_found(rule, lazily):
+    dtype, function = RULES[rule]
+    module = Flagged(function).eval().requires_grad_(False)
+    spec = vg.BufferSpec(vg.inputs.Rows("x", (64,)), vg.Lengths(), inputs=[vg.inputs.PerRow("given", dtype=dtype)])
+    encoder = vg.GraphedEncoder(module, [64, 128], spec, backend="tape")
+    first = {"x": torch.randn(60, 64), "lengths": [60], "given": torch.zeros(60, dtype=dtype)}
+    with pytest.warns(UserWarning, match="graphs failed verification"):
+        encoder(**first) if lazily else encoder.capture()
+    for lengths in ([60], [60, 60], [60, 60, 60], [120, 10]):
+        rows = torch.randn(sum(lengths), 64)
+        given = torch.where(torch.arange(len(rows)) < 5, -1 if dtype == torch.float32 else 60, 0).to(dtype)
+        torch.testing.assert_close(encoder(rows, lengths=lengths, given=given), module(rows, given))
+
+
+def test_a_split_that_was_wrong_once_is_never_trusted_again():
+    module = Flagged(lambda given: (given == 17).any()).eval().requires_grad_(False)  # which no check tries
+    spec = vg.BufferSpec(
+        vg.inputs.Rows("x", (64,)), vg.Lengths(), inputs=[vg.inputs.PerRow("given", dtype=torch.int64)]
+    )
+    encoder = vg.GraphedEncoder(module, [64, 128], spec, backend="tape").capture()
+    for lengths in ([120, 60], [120, 10], [60, 60, 60], [100, 100, 100]):
+        rows = torch.randn(sum(lengths), 64)
+        given = torch.where(torch.arange(len(rows)) < 5, 17, 0)
+        torch.testing.assert_close(encoder(rows, lengths=lengths, given=given), module(rows, given))
+
+
+class Holds(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x):
+        y = self.linear(x)
+        return (y, y) if len(x) > 70 else [y, y]
+
+
+def test_types_of_an_output_that_follow_from_the_rows_are_refused():
+    encoder = vg.GraphedEncoder(Holds().eval(), [64, 128], vg.BufferSpec("x", vg.Lengths()), backend="tape")
+    with pytest.raises(vg.errors.SpecError, match=r"types that depend on the budget, \['tuple'\] and \['list'\]"):
+        encoder.capture({"x": torch.randn(20, 8), "lengths": [20]})
 
 
 class Reports(nn.Module):

@@ -38,7 +38,10 @@ def resolve_budgets(budgets: Budgets, multiple: int, usage: UsageMeter) -> tuple
         return tuple(sorted({budgets.budget(round_up(rows, aligned), per) for rows in budgets.row_counts()}))
     if not (is_integer(budgets) or isinstance(budgets, Iterable)) or isinstance(budgets, str | bytes):
         raise BudgetError(f"budgets is {budgets!r}: expected row counts or Budgets, or a Ladder")
-    entries: list[Any] = [budgets] if isinstance(budgets, Integral | Budget) else list(cast(Iterable[Any], budgets))
+    try:
+        entries: list[Any] = [budgets] if isinstance(budgets, Integral | Budget) else list(cast(Iterable[Any], budgets))
+    except TypeError as error:  # of a tensor without dimensions, for one
+        raise BudgetError(f"budgets is {budgets!r}: expected row counts or Budgets, or a Ladder ({error})") from error
     if not entries:
         raise BudgetError("budgets is empty: expected at least one row count or Budget, or a Ladder")
     resolved = set()

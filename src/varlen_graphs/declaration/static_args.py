@@ -43,6 +43,8 @@ def static_form(value: Any) -> tuple[Any, ...]:
     kind = type(value)
     if kind is float and (value == 0 or value != value):
         return kind, repr(value)  # which tells 0.0 and -0.0 apart, and is the same for each NaN
+    if isinstance(value, BuiltinFunctionType) and not isinstance(value.__self__, ModuleType | type | None):
+        raise ChangeableError(kind)  # a method of an object
     if kind in _COMPARED or isinstance(value, _BY_IDENTITY):
         return kind, value
     if kind is Decimal:

@@ -201,7 +201,8 @@ class StateCheck:
                 moved.append(entry.path)
         for path, _, clone in shadow.cloned:
             if address_of(clone) in writes.written and path not in moved:
-                clone.copy_(~clone if clone.dtype == torch.bool else 2 * clone + 1)
+                times = MANY if clone.is_floating_point() else 2  # a maximum may grow by much
+                clone.copy_(~clone if clone.dtype == torch.bool else times * clone + 1)
                 moved.append(path)
         far: list[Tensor] | None = None
         with suppress(Exception):  # of numbers that do not belong together any more

@@ -34,10 +34,17 @@ class OutputForm:
         self.rebuild = parts.rebuild
         self.extents = parts.extents
         self._entries = entries(parts)
+        self._containers = parts.containers
 
     def check(self, parts: Parts) -> None:
         """Check that the output at a budget has this form."""
         check_entries(entries(parts), self._entries)
+        if parts.containers != self._containers:
+            names = [[kind.__name__ for kind in kinds] for kinds in (self._containers, parts.containers)]
+            raise SpecError(
+                f"the output is of types that depend on the budget, {names[0]} and {names[1]}: expected the same ones "
+                "for all"
+            )
 
     def check_captured(self, outputs: Sequence[Tensor]) -> None:
         """Check the outputs of a capture against the run before it; compiled code can differ."""

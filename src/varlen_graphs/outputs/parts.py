@@ -35,6 +35,7 @@ class Parts:
         extents: Extent of each tensor.
         paths: Path of each tensor.
         constants: Python values of the output.
+        containers: Types of what holds tensors and values.
         rebuild: Builds a new output from other tensors. Holds no reference to the tensors of this output.
     """
 
@@ -42,6 +43,7 @@ class Parts:
     extents: list[Extent]
     paths: list[Path]
     constants: list[Any]
+    containers: list[type]
     rebuild: Rebuild
 
     def active(self, item_slice: ItemSlice) -> list[Tensor]:
@@ -135,7 +137,7 @@ def flatten(output: Any, declared: Declared) -> Parts:
         SpecError: The declaration does not match the output, or the output holds an unsupported object or a tensor
             that is sharded over ranks.
     """
-    parts = Parts([], [], [], [], rebuild=lambda tensors: None)
+    parts = Parts([], [], [], [], [], rebuild=lambda tensors: None)
     parts.rebuild = _visit(output, declared, (), parts)
     return parts
 
@@ -173,6 +175,7 @@ def _visit(part: Any, declared: Declared, path: Path, parts: Parts) -> Rebuild:
         parts.constants.append(part)
         return lambda tensors: part
     kind = type(part)  # the closures below must not hold `part`: they outlive its tensors
+    parts.containers.append(kind)
     if dataclasses.is_dataclass(part) and not isinstance(part, tuple | list):
         fields = _attributes(part)
         makes = _visit_fields(fields, declared, path, parts)

@@ -53,7 +53,7 @@ class InService:
     def is_due(self, budgets: Sequence[Budget | None], graphs: GraphSet) -> bool:
         """Return True if a graph of these budgets is still to be compared."""
         if self._options.at_capture:
-            if len(budgets) > 1 and not graphs.split_compared:
+            if len(budgets) > 1 and not graphs.split_is_right:
                 return True
             for budget in budgets:  # a loop: a generator costs calls of its own
                 if budget and budget not in graphs.compared:
@@ -73,7 +73,8 @@ class InService:
         except LayoutError:
             return output  # which is NaN, and the graph tells why
         right = self._verified(executor, call, layout, route, graphs, output, own)
-        graphs.split_compared = graphs.split_compared or len(route.batches) > 1
+        if len(route.batches) > 1:  # once one was wrong, all are compared: the next may be split in another way
+            graphs.split_is_right = right is output and graphs.split_is_right is not False
         graphs.compared.update(batch.budget for batch in route.batches if batch.budget is not None)
         return right
 

@@ -110,15 +110,17 @@ class SyntheticCalls:
 
         Args:
             layout: The items.
-            kind: If `"repeated"`, integers are few, which come again in every item. If `"uneven"`, rows are larger in
-                the first third of the items than in others, and half of the items consist of one row.
+            kind: If `"repeated"`, integers are few, which come again in every item. If `"uneven"`, the first third of
+                the items has larger numbers of both signs, and low integers; others have positive numbers, and high
+                integers; and half of the items consist of one row.
         """
-        return (self._make(layout, kind, source) for source in self._sources)
+        for at, source in enumerate(self._sources):
+            yield self._make(layout, kind, source, any_ids=at == 0)
 
-    def _make(self, layout: Layout, kind: Kind, source: dict[str, Tensor]) -> Call:
+    def _make(self, layout: Layout, kind: Kind, source: dict[str, Tensor], any_ids: bool) -> Call:
         spec, packed = self._spec, self._spec.row_input
         static_args, row_shape, device = self._inputs
-        made = {one.name: self._entries(one, layout, kind, source[one.name]) for one in self._tensors}
+        made = {one.name: self._entries(one, layout, kind, source[one.name], any_ids) for one in self._tensors}
         rows = made.pop(packed.name)
         description = _describe(spec, layout, device)
         if spec.mask is not None:
@@ -129,7 +131,7 @@ class SyntheticCalls:
         original |= {one.name: one.as_argument(made[one.name]) for one in spec.inputs}
         return Call(rows, description, dict(static_args), spec.key(static_args, row_shape), original, None, inputs=made)
 
-    def _entries(self, one: _Tensor, layout: Layout, kind: Kind, source: Tensor) -> Tensor:
+    def _entries(self, one: _Tensor, layout: Layout, kind: Kind, source: Tensor, any_ids: bool) -> Tensor:
         """Return entries as a call brings them: a batch to pack is still padded; past the end of texts are pads."""
         spec, extent = self._spec, one.extent
         if not extent.dims:
@@ -139,9 +141,8 @@ class SyntheticCalls:
             middle = max(0, min(len(source) // 2, len(source) - FEW_IDS))  # ids at both ends may be special tokens
             source = source[middle : middle + FEW_IDS].view(-1, *[1] * len(one.shape)).expand(-1, *one.shape)
         made = self._drawn(one, layout, source).to(one.dtype).view(*extent.size(ItemSlice.of(layout)), *one.shape)
-        is_row = extent is spec.row_extent and one is self._tensors[0]
-        if kind == "uneven" and is_row and (one.floating or spec.row_input.normalize or one.dtype == torch.uint8):
-            made = _uneven(made, layout)
+        if kind == "uneven":
+            made = self._uneven(one, made, layout, any_ids)
         if extent.gaps and (spec.layout.clean_padding or not one.floating):
             made = filled(made, ~real_rows(torch.tensor(layout.rows, device=made.device), layout.longest), one.pad)
         if not (spec.packs and extent is spec.row_extent):
@@ -149,6 +150,30 @@ class SyntheticCalls:
         padded = tuple(map(max, zip(*[item[1:3] for item in layout.items], strict=True)))
         padded = padded if spec.layout.pictures else (layout.longest,)
         return spec.of_batch(pad_rows(made, item_sizes(layout, padded), padded))
+
+    def _uneven(self, one: _Tensor, made: Tensor, layout: Layout, any_ids: bool) -> Tensor:
+        """Return entries of which those of the first third of the items differ from the others, see `of`.
+
+        Modules may share among items what follows from the largest number, from a flag of any, or the places that many
+        equal rows compete for.
+        """
+        is_row = one is self._tensors[0]
+        item = torch.arange(len(layout), device="cpu")
+        if not (layout.length or isinstance(one.extent, Items)):  # packed
+            item = item.repeat_interleave(torch.tensor(layout.rows, device="cpu"))
+        item = item.to(made.device).view(-1, *[1] * (made.dim() - 1))
+        first = item < len(layout) // 3
+        if one.floating or (is_row and (self._spec.row_input.normalize or one.dtype == torch.uint8)):
+            scale = 1 if one.floating else 0.25
+            wide = made if one.dtype.is_complex else made.float()  # torch lacks operators for some dtypes
+            if is_row:
+                wide = torch.where(item % 2 == 1, wide[:1, :1] if layout.length else wide[:1], wide)
+            return torch.where(first, wide * (4 * scale), wide.abs() * (0.125 * scale)).to(made.dtype)
+        if not any_ids:  # the module may take no others
+            return made
+        inside = len(one.ids) // 8 if is_row else 0  # ids of texts at both ends may be special tokens
+        low, high = one.ids[inside], one.ids[-1 - inside]
+        return torch.where(first, low, high).to(made.dtype).expand_as(made).clone()
 
     def _drawn(self, one: _Tensor, layout: Layout, source: Tensor) -> Tensor:
         """Return entries one after the other: items begin as those of the call, with other numbers; ids end so, too."""
@@ -222,17 +247,3 @@ def _describe(spec: BufferSpec, layout: Layout, device: torch.device) -> dict[st
             given = nested if column.groups else table[:, at]
             description[column.name] = None if missing else given
     return description
-
-
-def _uneven(rows: Tensor, layout: Layout) -> Tensor:
-    """Return rows 4 times as large in the first third of the items, an eighth in others; half of them are one row.
-
-    Modules may share among items what follows from the largest number, or the places that many equal rows compete for.
-    """
-    item = torch.arange(len(layout), device="cpu")
-    if not layout.length:  # packed
-        item = item.repeat_interleave(torch.tensor(layout.rows, device="cpu"))
-    item = item.to(rows.device).view(-1, *[1] * (rows.dim() - 1))
-    scale = torch.where(item < len(layout) // 3, 4.0, 0.125) / (1 if rows.is_floating_point() else 4)
-    wide = rows.float()  # torch lacks operators for some dtypes
-    return (torch.where(item % 2 == 1, wide[:1, :1] if layout.length else wide[:1], wide) * scale).to(rows.dtype)
