@@ -70,7 +70,7 @@ class GraphSet:
         against: The outputs that replays were compared with in the check, in words for the report.
         unverified: What the check left out because it takes too long, in words for the report.
         compared: Budgets of which the replay of a call was compared with the module itself.
-        split_is_right: True if that of a call in several replays was, and right; False once one was wrong.
+        split_is_right: True if that of a call in several replays was, and was right; False once one was wrong.
         form: The form of the outputs; `None` before the first graph.
         extents: Extent of each tensor of the output.
         rebuild: Builds a new output object from tensors.
@@ -174,7 +174,7 @@ class GraphSet:
         if not self._changed.issuperset(known := self.moving.intersection(changed)):
             self._changed |= known
             self.compared.clear()
-            self.split_is_right = None if self.split_is_right else self.split_is_right
+            self.split_is_right = self.split_is_right and None  # once wrong, always wrong
         return min(set(changed) - known, default=None)
 
     def attention_around(self, budget: Budget) -> list[str] | None:

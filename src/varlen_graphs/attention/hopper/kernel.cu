@@ -280,10 +280,10 @@ struct Tile {
     __device__ int blocks() const { return max(1, (k_end - k_start + KEYS - 1) / KEYS); }  // of keys
 };
 
-// Programs take whole tiles in turn, as long as there is one for each of them; most tiles take no longer than those before,
-// so each round goes back the way that the last one came. The tiles that are left over would keep a few programs busy while the others
-// are done. Where there are programs enough, they are taken in parts: each warpgroup's rows by another program, or those
-// of two and of one out of three. A row has the same bits wherever it is computed.
+// Programs take whole tiles in turn, as long as there is one for each of them. Most tiles take no longer than those before
+// them, so each round goes back the way that the last one came. The tiles that are left over would keep a few programs
+// busy while the others are done. Where there are programs enough, they are taken in parts: each warpgroup's rows by
+// another program, or those of two and of one out of three. A row has the same bits wherever it is computed.
 struct Shares {
     int whole, groups, parts, end;  // tiles taken whole, warpgroups and parts of each of the others, and pieces of work
 
