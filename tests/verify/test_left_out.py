@@ -170,6 +170,22 @@ def test_what_begins_with_many_items_or_rows_is_found(kind):
     assert sum(encoder.stats.eager.values()) == 1
 
 
+@pytest.mark.parametrize("most", [6, 7, 12, 18, 20, 24, 45, 60])
+def test_a_number_of_items_from_which_a_module_does_something_else_is_found(most):
+    class Counts(Pool):
+        def forward(self, x, cu_seqlens):
+            return self.linear(x) * (2 if len(cu_seqlens) > most else 1)
+
+    module = Counts().eval()
+    spec = vg.BufferSpec("x", vg.Lengths("lengths"), buffers=[vg.buffers.CuSeqlens()])
+    encoder = vg.GraphedEncoder(module, [64, 128], spec, backend="tape")
+    lengths = [1] * (most + 2)
+    rows = torch.randn(len(lengths), 8)
+    with pytest.warns(UserWarning, match="graphs failed verification"):
+        output = encoder(rows, lengths=lengths)
+    torch.testing.assert_close(output, module(rows, torch.arange(len(lengths) + 1).int()))
+
+
 class Paged(nn.Module):
     """Each 8 items have an embedding, told by a buffer."""
 

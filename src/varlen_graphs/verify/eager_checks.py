@@ -43,6 +43,9 @@ SOME_ROWS = (
 
 COUNTED = "Or functions of the declaration count other numbers of entries than items have."
 
+FEW_GROUPS = 7
+"""Groups of the smallest part of many items: as many as other samples have."""
+
 APART = 4
 """Ratio to the tolerance of what runs of other sizes may differ by: matrix products round differently."""
 
@@ -123,8 +126,10 @@ def check_eager(forward: Forward, limit: float, sample: SampleRun, parts: Sequen
 
 
 def check_in_parts(forward: Forward, limit: float, sample: SampleRun) -> None:
-    """Check the same for two parts of the items, see `check_eager`."""
-    check_eager(forward, limit, sample, _in_two(sample.example.layout, forward.spec.row_multiple))
+    """Check the same for parts of the items, see `check_eager`: two of them, and a few items."""
+    layout = sample.example.layout
+    parts = [*_in_two(layout, forward.spec.row_multiple), layout.groups[:FEW_GROUPS]]
+    check_eager(forward, limit, sample, parts)
 
 
 def _mixing(forward: Forward, call: Call, layout: Layout) -> str:
