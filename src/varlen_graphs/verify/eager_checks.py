@@ -126,10 +126,10 @@ def check_eager(forward: Forward, limit: float, sample: SampleRun, parts: Sequen
 
 
 def check_in_parts(forward: Forward, limit: float, sample: SampleRun) -> None:
-    """Check the same for parts of the items, see `check_eager`: two of them, and a few items."""
+    """Check the same for two parts of the items, and for a few of many, see `check_eager`."""
     layout = sample.example.layout
-    parts = [*_in_two(layout, forward.spec.row_multiple), layout.groups[:FEW_GROUPS]]
-    check_eager(forward, limit, sample, parts)
+    few = [layout.groups[:FEW_GROUPS]] if len(layout.groups) > 4 * FEW_GROUPS else []
+    check_eager(forward, limit, sample, _in_two(layout, forward.spec.row_multiple) + few)
 
 
 def _mixing(forward: Forward, call: Call, layout: Layout) -> str:
