@@ -129,6 +129,18 @@ def test_an_argument_that_the_module_needs_is_tried_as_none():
         assert torch.equal(encoder(rows, mask=None)["pooled"], module(rows, None)["pooled"])
 
 
+class Multiplied(Typed):
+    def forward(self, x, kinds=None, factor=3):  # None, a static argument, is not left out
+        return super().forward(x, kinds) * (factor or 1)
+
+
+def test_only_arguments_that_calls_may_leave_out_are_named():
+    module, rows, kinds = Multiplied().eval(), torch.randn(10, 8), torch.arange(10)
+    with pytest.warns(UserWarning, match="that leave 'kinds' out"):
+        output = typed_encoder(module)(rows, lengths=[10], kinds=kinds, factor=None)
+    torch.testing.assert_close(output, module(rows, kinds, None))
+
+
 class Doubled(Scaled):
     def forward(self, x, scale=2.0):
         return super().forward(x, scale)

@@ -208,8 +208,8 @@ def check_left_out(forward: Forward, limit: float, sample: SampleRun) -> None:
     found = Example(call, own).furthest(flatten(output, forward.spec.declared))
     if found.error > limit:
         forward.verdict.differs_without = True
-        left = sorted(name for name in given.original if call.original.get(name) is None)
-        names = ", ".join(map(repr, left))
+        left = [name for name, own in given.original.items() if own is not None and call.original.get(name) is None]
+        names = ", ".join(map(repr, sorted(left)))
         raise VerificationError(
             f"wrong for calls that leave {names} out: {found.where} differs by {found.error:.1e} from the module "
             f"itself (tolerance {limit:.0e}), for which the defaults mean something else. Declare defaults that mean "
