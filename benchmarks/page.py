@@ -155,6 +155,19 @@ def start(calls: Result, ladders: Result) -> str:
     return table(("seconds", "nothing compiled yet", "kernels compiled"), lines)
 
 
+def ladder(result: Result) -> str:
+    """Ladders by their step: graphs, seconds and memory of a capture, padding and time of calls."""
+    finest = max(result["rows"], key=lambda row: row["budgets"])["ms"]
+    lines = []
+    for row in result["rows"]:
+        shares = row["padding"].values()
+        padding = f"{min(shares):.1%} to {max(shares):.1%}"
+        ratio = statistics.geometric_mean(ms / finest[name] for name, ms in row["ms"].items())
+        keys = ("step", "budgets", "capture_s", "capture_gib")
+        lines.append((*(row[key] for key in keys), padding, f"{ratio:.3f}"))
+    return table(("step", "graphs", "capture, s", "GiB", "padding", "time of calls"), lines)
+
+
 def parallel(*results: Result) -> str:
     """Calls that several GPUs share, medians of milliseconds."""
     walls = [
@@ -198,6 +211,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "serving": serving,
     "pixels": pixels,
     "start": start,
+    "ladder": ladder,
     "parallel": parallel,
     "plan": plan,
     "coverage_totals": coverage.totals,

@@ -70,7 +70,7 @@ def test_default_budgets_stay_within_half_of_the_memory_and_the_report_says_so()
     assert 1000 < max(enabled) < 3500
     smallest = min(encoder.disabled).rows
     assert (
-        f"{len(encoder.disabled)} of 141 default budgets, of {smallest} to 16384 rows, are left out" in encoder.report()
+        f"{len(encoder.disabled)} of 79 default budgets, of {smallest} to 16384 rows, are left out" in encoder.report()
     )
     assert f"of {smallest} rows a graph may take up to 0." in encoder.report()
     long = rows_for([9000])

@@ -44,7 +44,7 @@ def test_a_plan_stands_beside_the_default_ladder_and_powers_of_two(traces, capsy
     assert text.startswith("45 calls of 2.0 items and 456 rows on average\n")
     assert cells(text, "plan") == ["2", "2", "30.6%", "2.646", "0.05", "0"]
     graphs, used, *_, eager = cells(text, "Ladder()")
-    assert (graphs, used, eager) == ("141", "3", "0")
+    assert (graphs, used, eager) == ("79", "3", "0")
     assert cells(text, "powers of two")[:2] == ["4", "3"]
     assert "without attention, which takes 1.000 ms per call with any budgets" in text
 

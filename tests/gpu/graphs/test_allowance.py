@@ -42,7 +42,7 @@ def test_default_budgets_stay_within_half_of_the_memory_of_a_gpu():
         torch.testing.assert_close(encoder(rows, lengths=[100, 20]), encoder.module(rows))
     enabled = [budget.rows for budget in encoder.budgets if budget not in encoder.disabled]
     assert 1000 < max(enabled) < 4000
-    assert f"{len(encoder.disabled)} of 141 default budgets" in encoder.report()
+    assert f"{len(encoder.disabled)} of 79 default budgets" in encoder.report()
 
 
 def test_default_budgets_of_a_small_tower_are_all_kept():

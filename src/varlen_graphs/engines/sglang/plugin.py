@@ -13,7 +13,7 @@ from varlen_graphs.budgets.ladder import Budgets
 from varlen_graphs.capture.mode import BackendName
 from varlen_graphs.capture.pool import Pool
 from varlen_graphs.encoder import GraphedEncoder
-from varlen_graphs.engines.budgets import capture_options
+from varlen_graphs.engines.capture import capture_options
 from varlen_graphs.engines.sglang.towers import RECIPES, NativeTower
 from varlen_graphs.errors import CaptureError, CompilerError, SpecError, StaleGraphError, VarlenGraphsError
 from varlen_graphs.kernels.start import start_triton
@@ -72,7 +72,7 @@ def graph_towers(
 
     Args:
         model: The model, or a tower.
-        budgets: As for `GraphedEncoder`, in rows; `None` is `engines.budgets.DEFAULT`.
+        budgets: As for `GraphedEncoder`, in rows.
         backend: `"cuda"`, or `"tape"` on a CPU.
         **options: Other arguments of `GraphedEncoder`, and `attention`, the attention backend.
 

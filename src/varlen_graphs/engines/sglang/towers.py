@@ -19,7 +19,6 @@ from varlen_graphs.budgets.ladder import Budgets
 from varlen_graphs.buffers import Buffer, GridPositions, WindowIndex, interpolate_positions
 from varlen_graphs.declaration.buffer_spec import BufferSpec
 from varlen_graphs.encoder import GraphedEncoder
-from varlen_graphs.engines.budgets import DEFAULT
 from varlen_graphs.engines.sglang.blocks import run_block, segment_buffers
 from varlen_graphs.inputs.rows import Rows as InputRows
 from varlen_graphs.layouts.grids import GridTHW
@@ -178,7 +177,7 @@ def _encoder(
         outputs=Rows(every=tower.spatial_merge_size**2),
         declared_by="recipe",
     )
-    return GraphedEncoder(module, DEFAULT if budgets is None else budgets, spec, forward=forward, **options)
+    return GraphedEncoder(module, budgets, spec, forward=forward, **options)
 
 
 def _positions(tower: Any) -> GridPositions:

@@ -13,7 +13,7 @@ from vllm.model_executor.layers.linear import ColumnParallelLinear, RowParallelL
 from vllm.model_executor.models.transformers.multimodal import MultiModalMixin
 
 from varlen_graphs.capture.mode import DISABLED, is_disabled
-from varlen_graphs.engines.budgets import capture_options
+from varlen_graphs.engines.capture import capture_options
 from varlen_graphs.engines.vllm.blocks import called_layers
 from varlen_graphs.engines.vllm.settings import LINE, Settings, read_settings
 from varlen_graphs.engines.vllm.towers import TOWERS

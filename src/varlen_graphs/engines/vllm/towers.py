@@ -25,7 +25,6 @@ from varlen_graphs.buffers import (
 )
 from varlen_graphs.declaration.buffer_spec import BufferSpec
 from varlen_graphs.encoder import GraphedEncoder
-from varlen_graphs.engines.budgets import DEFAULT
 from varlen_graphs.engines.vllm.blocks import blocks_of, mlp, norm, patch_convolution
 from varlen_graphs.inputs.rows import Rows as InputRows
 from varlen_graphs.layouts.grids import GridTHW
@@ -52,7 +51,7 @@ def vllm_qwen3_vl(
 
     Args:
         tower: `model.visual`.
-        budgets: As for `GraphedEncoder`; `None` is `engines.budgets.DEFAULT`, as far as memory and time allow.
+        budgets: As for `GraphedEncoder`.
         row_dtype: `torch.uint8` where vLLM normalises bytes on the device, in the tower; `None` for floating rows.
         **options: Other arguments of `GraphedEncoder`.
     """
@@ -89,7 +88,7 @@ def vllm_glm4v(
 
     Args:
         tower: `model.visual`.
-        budgets: As for `GraphedEncoder`; `None` is `engines.budgets.DEFAULT`, as far as memory and time allow.
+        budgets: As for `GraphedEncoder`.
         row_dtype: `torch.uint8` where vLLM normalises bytes on the device, in the tower; `None` for floating rows.
         **options: Other arguments of `GraphedEncoder`.
     """
@@ -126,8 +125,7 @@ def vllm_qwen2_5_vl(
 
     Args:
         tower: `model.visual`.
-        budgets: As for `GraphedEncoder`; every window takes a segment. `None` is `engines.budgets.DEFAULT`, as far as
-            memory and time allow.
+        budgets: As for `GraphedEncoder`; every window takes a segment.
         row_dtype: `torch.uint8` where vLLM normalises bytes on the device, in the tower; `None` for floating rows.
         **options: Other arguments of `GraphedEncoder`.
     """
@@ -179,7 +177,6 @@ def _encoder(
     spec = BufferSpec(
         rows=rows, layout=layout, buffers=buffers, outputs=Rows(every=tower.spatial_merge_size**2), declared_by="recipe"
     )
-    budgets = DEFAULT if budgets is None else budgets
     return GraphedEncoder(tower, budgets, spec, forward=forward, **options)
 
 

@@ -1,10 +1,7 @@
-"""Budgets of towers in engines, and when they are captured."""
+"""When graphs of towers in engines are captured."""
 
-from varlen_graphs.budgets.ladder import Budgets, DefaultBudgets, Ladder
+from varlen_graphs.budgets.ladder import Budgets
 from varlen_graphs.options.capture import Capture
-
-DEFAULT = DefaultBudgets(Ladder(step=1.05))
-"""Default budgets. Calls take some 1 % longer than with `Ladder()`, which has 1.8 times as many graphs."""
 
 START_STEP = 1.15
 """An engine waits for a third of the default budgets before its first request; calls capture the others."""
