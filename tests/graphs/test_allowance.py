@@ -93,7 +93,7 @@ def test_no_more_tapes_are_captured_than_memory_holds():
 def test_budgets_that_were_given_are_never_left_out():
     rows = rows_for([100, 20])
     with torch.no_grad(), memory_left(600 << 20):
-        encoder = hungry_encoder([256, 4000])
+        encoder = hungry_encoder([256, 3300])
         assert torch.equal(encoder(rows, lengths=[100, 20]), encoder.module(rows))
     assert not encoder.disabled
     assert "left out" not in encoder.report()

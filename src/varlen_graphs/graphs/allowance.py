@@ -14,8 +14,8 @@ from varlen_graphs.kernels.launch import compiling_in_threads
 from varlen_graphs.torch_dispatch.memory_meter import MemoryMeter
 from varlen_graphs.torch_dispatch.thread_modes import run_under
 
-FIRST_ANSWER_S = 30.0
-"""Seconds that the first answer may take on the CPU with default budgets."""
+FIRST_ANSWER_S = {"cpu": 30.0, "cuda": 10.0}
+"""Seconds that the first answer may take with default budgets, by the type of the device."""
 
 RUNS = 20
 """Number of runs of the largest budget that its capture and its check take."""
@@ -28,7 +28,11 @@ WORTH = 1.5
 
 
 class Taken(NamedTuple):
-    """Cost of a budget: the seconds of a run, and the bytes that it and the graph need."""
+    """Cost of a budget: the seconds of a run, and the bytes that it and the graph need.
+
+    On a GPU those of what is still to be computed once all is queued: before that, kernels compile. With little to
+    compute that is nothing.
+    """
 
     seconds: float
     memory: float
@@ -39,7 +43,8 @@ class Allowance:
 
     Budgets are run, the smallest first; the next one is the largest whose run is allowed even if memory and time grow
     with the product of rows and the longest segment, as those of dense attention do. So no run ever takes more than is
-    allowed, and what is left out in the end takes up to that product more than the largest one that was run.
+    allowed, and what is left out in the end takes up to that product more than the largest one that was run. On a GPU,
+    where short runs do not tell their time, one run may take longer.
 
     Args:
         device: The device of the runs.
@@ -90,10 +95,12 @@ class Allowance:
         return left_out
 
     def _most(self, budget: Budget) -> Taken:
-        """Return what a budget takes at most, by those that were run."""
+        """Return what a budget takes at most, by those that were run; and per row no less than larger ones took."""
         growths = [(taken, _growth(one, budget)) for one, taken in self._taken.items()]
+        larger = [(one, taken) for one, taken in self._taken.items() if one.rows >= budget.rows]
+        least = max([taken.seconds * budget.rows / one.rows for one, taken in larger], default=0.0)
         return Taken(
-            min(taken.seconds * growth for taken, growth in growths),
+            max(least, min(taken.seconds * growth for taken, growth in growths)),
             min(taken.memory * growth for taken, growth in growths),
         )
 
@@ -104,8 +111,7 @@ class Allowance:
         taken, memory = self._most(budget), SHARE * (self._memory or 0)
         if taken.memory > memory:
             return f"a graph may take up to {taken.memory / 1e9:,.1f} GB, and {memory / 1e9:,.1f} GB may be used"
-        # A first run on a GPU waits for kernels that compile, which tells nothing of the runs that a capture makes.
-        if self._device.type == "cpu" and taken.seconds > FIRST_ANSWER_S / RUNS:
+        if taken.seconds > FIRST_ANSWER_S[self._device.type] / RUNS:
             return f"a run may take up to {taken.seconds:.1f} s, and capture and check take some {RUNS} runs"
         return None
 
@@ -122,7 +128,8 @@ class Allowance:
                 meter = MemoryMeter(self._device)
                 run_under(partial(run, budget), meter)
             if on_gpu:
-                torch.cuda.synchronize(self._device)
+                start = time.perf_counter()
+                torch.cuda.current_stream(self._device).synchronize()
         except Exception as error:
             if not is_out_of_memory(error):
                 raise

@@ -1,4 +1,4 @@
-"""Default budgets are kept as far as the memory of a GPU allows."""
+"""Default budgets are kept as far as the memory and the time of a GPU allow."""
 
 from contextlib import contextmanager
 
@@ -22,6 +22,16 @@ class Hungry(torch.nn.Module):
         return x
 
 
+class Slow(torch.nn.Module):
+    """Takes an H100 some 0.1 s for each thousand rows."""
+
+    def forward(self, x):
+        wide, same = x.repeat(1, 512), torch.eye(8 * 512, device=x.device)
+        for _ in range(150):
+            wide = wide @ same
+        return wide[:, :8].clone()
+
+
 @contextmanager
 def memory_left(size):
     """Let torch allocate no more than so many bytes."""
@@ -43,6 +53,19 @@ def test_default_budgets_stay_within_half_of_the_memory_of_a_gpu():
     enabled = [budget.rows for budget in encoder.budgets if budget not in encoder.disabled]
     assert 1000 < max(enabled) < 4000
     assert f"{len(encoder.disabled)} of 79 default budgets" in encoder.report()
+
+
+def test_default_budgets_that_take_a_gpu_long_are_left_out():
+    rows, budgets = rows_for([100, 20], device="cuda"), [256, 2048, 16_384]
+    spec = vg.BufferSpec("x", vg.Lengths())
+    with torch.no_grad():
+        encoder = vg.GraphedEncoder(Slow().eval(), vg.budgets.DefaultBudgets(budgets), spec, backend="cuda")
+        assert torch.equal(encoder(rows, lengths=[100, 20]), encoder.module(rows))
+        assert {budget.rows for budget in encoder.disabled} == {16_384}
+        assert "of 16384 rows a run may take up to " in encoder.report()
+        given = vg.GraphedEncoder(Slow().eval(), [256, 8192], spec, backend="cuda")
+        assert torch.equal(given(rows, lengths=[100, 20]), given.module(rows))
+        assert not given.disabled
 
 
 def test_default_budgets_of_a_small_tower_are_all_kept():
