@@ -306,7 +306,7 @@ class GraphStore:
         with self.pool.capturing(name), torch.inference_mode(False), torch.no_grad(), on_device(inputs.device):
             if graphs is None:
                 graphs = self._new_set(inputs, timed=is_first)
-            self._allowance = self._allowance or Allowance(inputs.device)
+            self._allowance = self._allowance or Allowance(inputs.device, self.forward.spec.layout.one_row)
             times = ReplayTimes(graphs, self.forward.spec)
             # With what a function on the host makes of such items, nothing runs ahead of the check.
             later = fallback or self.budgets.known or self.forward.spec.host_buffers

@@ -56,16 +56,27 @@ def test_default_budgets_stay_within_half_of_the_memory_of_a_gpu():
 
 
 def test_default_budgets_that_take_a_gpu_long_are_left_out():
-    rows, budgets = rows_for([100, 20], device="cuda"), [256, 2048, 16_384]
+    rows, budgets = rows_for([100, 20], device="cuda"), [256, 1024, 2048, 4096, 16_384]
     spec = vg.BufferSpec("x", vg.Lengths())
     with torch.no_grad():
         encoder = vg.GraphedEncoder(Slow().eval(), vg.budgets.DefaultBudgets(budgets), spec, backend="cuda")
         assert torch.equal(encoder(rows, lengths=[100, 20]), encoder.module(rows))
-        assert {budget.rows for budget in encoder.disabled} == {16_384}
+        assert 256 < max(budget.rows for budget in encoder.budgets if budget not in encoder.disabled) < 16_384
         assert "of 16384 rows a run may take up to " in encoder.report()
         given = vg.GraphedEncoder(Slow().eval(), [256, 8192], spec, backend="cuda")
         assert torch.equal(given(rows, lengths=[100, 20]), given.module(rows))
         assert not given.disabled
+
+
+def test_a_batch_of_pictures_larger_than_what_takes_a_gpu_long_is_split():
+    pictures, spec = torch.randn(16, 1024, 8, device="cuda"), vg.BufferSpec("x", vg.Batch())
+    module = torch.nn.Sequential(torch.nn.Flatten(0, 1), Slow(), torch.nn.Unflatten(0, (-1, 1024))).eval()
+    with torch.no_grad():
+        encoder = vg.GraphedEncoder(module, None, spec, backend="cuda")
+        assert torch.equal(encoder(pictures), module(pictures))
+        assert max(budget.rows for budget in encoder.budgets if budget not in encoder.disabled) < 8
+        assert encoder.stats.items == 16
+        assert not encoder.stats.eager
 
 
 def test_default_budgets_of_a_small_tower_are_all_kept():
