@@ -2,6 +2,7 @@
 
 import copy
 import re
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import varlen_graphs as vg
 from varlen_graphs.huggingface.installed import Shared, Understood, install
@@ -17,6 +19,7 @@ from varlen_graphs.recipes.modes.packed_positions import PackedPositions
 transformers = pytest.importorskip("transformers", reason="needs transformers")
 
 from tests.support.text_encoders import (  # noqa: E402
+    BUDGETS,
     OF_ONE_LENGTH,
     PACKED,
     PADDED,
@@ -139,6 +142,73 @@ def test_hidden_states_are_graphed(name):
     assert len(out.hidden_states) == len(expected.hidden_states)
     assert error_of(out, expected, call["attention_mask"]) < 1e-5
     assert not encoder.stats.eager
+
+
+def operators(encoder, call):
+    """How often the operators of this package run in the declared forward of a call."""
+    with torch.no_grad(), Operators() as seen:
+        encoder.executor.forward.exact(encoder.executor.bind((), call))
+    return seen.counts
+
+
+class Operators(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.counts = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.counts[func.name()] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", ["bert", "modernbert", "qwen3", "qwen3 with windows"])
+def test_layers_share_a_schedule(name):
+    encoder = text_encoder(name)
+    counts = operators(encoder, texts(encoder.module, [9, 30, 4]))
+    assert counts["varlen_graphs::tile_schedule"] == 1
+    assert counts["varlen_graphs::attention"] == encoder.module.config.num_hidden_layers
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral with windows", "qwen2", "qwen3"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_layers_of_llama_are_fused(name, dtype):
+    encoder = text_encoder(name, text_model(name, dtype))
+    check_texts(encoder, 1e-5 if dtype == torch.float32 else 0.02)
+    counts = operators(encoder, texts(encoder.module, [9, 30, 4]))
+    layers = encoder.module.config.num_hidden_layers
+    assert [counts[f"varlen_graphs::{one}"] for one in ("add_rms_norm", "apply_rotary", "silu_mul")] == [
+        2 * layers,
+        layers,
+        layers,
+    ]
+
+
+class Shouting(transformers.Qwen3Model):
+    """Gives twice as much for texts with one token of its own."""
+
+    def forward(self, input_ids=None, attention_mask=None, **kwargs):
+        output = super().forward(input_ids, attention_mask, **kwargs)
+        output.last_hidden_state = output.last_hidden_state * (1 + (input_ids == 50).any(1)[:, None, None])
+        return output
+
+
+def test_models_and_layers_that_are_no_longer_those_of_transformers_run_their_own_forward():
+    changed = text_model("qwen3")
+    attention = changed.layers[1].self_attn
+    attention.forward = lambda *args, **kwargs: (2 * type(attention).forward(attention, *args, **kwargs)[0], None)
+    adapted = text_model("qwen3")
+    adapted.layers[0].self_attn.q_proj = nn.Sequential(adapted.layers[0].self_attn.q_proj, nn.Tanh())
+    adapted.layers[1].mlp.act_fn = nn.ReLU()
+    adapted.norm = nn.LayerNorm(32)
+    for model in (changed, adapted):
+        check_texts(text_encoder("qwen3", model))
+    assert operators(text_encoder("qwen3", changed), texts(changed, [9, 4]))["varlen_graphs::silu_mul"] == 0
+    shouting = Shouting(text_model("qwen3").config).eval()
+    call = texts(shouting, [9, 4])
+    call["input_ids"][0, 3], call["input_ids"][1, :3] = 50, 7
+    with torch.no_grad():
+        encoder = vg.recipes.packed_text(shouting, BUDGETS, backend="tape")
+        assert error_of(encoder(**call), shouting(**call), call["attention_mask"]) < 1e-5
 
 
 @pytest.mark.parametrize("name", ["t5", "mpnet"])

@@ -56,6 +56,9 @@ PACKED = {
     "qwen3 with windows": (
         "Qwen3", {**GROUPED, "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
     ),
+    "qwen2": ("Qwen2", GROUPED),
+    "llama": ("Llama", GROUPED),
+    "mistral with windows": ("Mistral", {**GROUPED, "sliding_window": 8}),
     "gemma3 in both directions": (
         "Gemma3Text", {**GROUPED, "sliding_window": 8, "use_bidirectional_attention": True,
                        "layer_types": ["sliding_attention", "full_attention"]},

@@ -12,7 +12,7 @@ from einops import rearrange
 from torch import Tensor
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from varlen_graphs.attention.api import varlen_attention
+from varlen_graphs.attention.api import TileSchedule, tile_schedule, varlen_attention
 from varlen_graphs.errors import InputError
 
 ATTENTION = "varlen_graphs_flash"
@@ -61,7 +61,10 @@ def flash_attention(
     longest = max_length_q if isinstance(max_length_q, int) else q.shape[0]
     window = (sliding_window - 1,) * 2 if sliding_window else (-1, -1)
     causal = bool(getattr(module, "is_causal", False) if is_causal is None else is_causal)
-    out = varlen_attention(q, k, v, cu_seq_lens_q, longest, scale=scaling, causal=causal, window=window)
+    schedule = _shared_schedule(cu_seq_lens_q, longest, *q.shape)
+    out = varlen_attention(
+        q, k, v, cu_seq_lens_q, longest, scale=scaling, causal=causal, window=window, schedule=schedule
+    )
     return out[None], None
 
 
@@ -74,6 +77,9 @@ ALL_ATTENTION_FUNCTIONS.register(ATTENTION, flash_attention)
 
 _USING: ContextVar[tuple[int, ...]] = ContextVar("_USING", default=())
 """Ids of the configs whose attention is `varlen_attention` in this thread."""
+
+_SCHEDULES: ContextVar[dict[tuple[int, ...], TileSchedule] | None] = ContextVar("_SCHEDULES", default=None)
+"""Schedules that layers share in this thread; see `sharing_schedules`."""
 
 _LOCK = threading.RLock()  # the garbage collector may end a user in a thread that holds it
 _JOINED: set[tuple[int, int]] = set()
@@ -104,6 +110,27 @@ def use_attention(module: Any, user: Any = None) -> Iterator[None]:
         yield
     finally:
         _USING.reset(token)
+
+
+@contextmanager
+def sharing_schedules() -> Iterator[None]:
+    """Let layers with the same segments and heads share a tile schedule, inside a `with` block of one forward."""
+    token = _SCHEDULES.set({})
+    try:
+        yield
+    finally:
+        _SCHEDULES.reset(token)
+
+
+def _shared_schedule(cu_seqlens: Tensor, longest: int, rows: int, heads: int, head_dim: int) -> TileSchedule | None:
+    """Return the schedule that layers share inside `sharing_schedules`; elsewhere each layer computes its own."""
+    known = None if torch.compiler.is_compiling() else _SCHEDULES.get()
+    if known is None:
+        return None
+    key = id(cu_seqlens), longest, rows, heads, head_dim  # the schedule keeps the tensor, and so its id
+    if key not in known:
+        known[key] = tile_schedule(cu_seqlens, longest, rows=rows, heads=heads, head_dim=head_dim)
+    return known[key]
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]

@@ -24,12 +24,15 @@ from varlen_graphs.kernels.rotary.op import apply_rotary
 from varlen_graphs.kernels.silu_mul.op import silu_mul
 
 RMS_NORMS = (
-    "Glm4vMoeRMSNorm", "Glm4vRMSNorm", "Glm5NextRMSNorm", "GlmOcrRMSNorm", "Lfm3VlVisionRMSNorm", "PixtralRMSNorm",
-    "Qwen2RMSNorm", "Qwen2_5OmniRMSNorm", "Qwen2_5_VLRMSNorm",
+    "Glm4vMoeRMSNorm", "Glm4vRMSNorm", "Glm5NextRMSNorm", "GlmOcrRMSNorm", "Lfm3VlVisionRMSNorm", "LlamaRMSNorm",
+    "MistralRMSNorm", "PixtralRMSNorm", "Qwen2RMSNorm", "Qwen2_5OmniRMSNorm", "Qwen2_5_VLRMSNorm", "Qwen3RMSNorm",
 )  # fmt: skip
 """Classes of transformers that compute an RMS norm, round it, and multiply it by their weight."""
 
-SWIGLUS = ("Glm4VisionMlp", "Glm4vMoeisionMlp", "GlmOcrVisionMlp", "PixtralMLP", "Qwen2_5OmniMLP", "Qwen2_5_VLMLP")
+SWIGLUS = (
+    "Glm4VisionMlp", "Glm4vMoeisionMlp", "GlmOcrVisionMlp", "LlamaMLP", "MistralMLP", "PixtralMLP", "Qwen2MLP",
+    "Qwen2_5OmniMLP", "Qwen2_5_VLMLP", "Qwen3MLP",
+)  # fmt: skip
 """Classes of transformers that compute `down_proj(act_fn(gate_proj(x)) * up_proj(x))`."""
 
 

@@ -85,12 +85,13 @@ def _declare(module: nn.Module) -> tuple[BufferSpec, Callable[..., Any]]:
     rows = packed.name
 
     def forward(module: nn.Module, **arguments: Any) -> Any:
-        from varlen_graphs.attention.transformers import use_attention
+        from varlen_graphs.attention.transformers import sharing_schedules, use_attention
 
         for name in arguments.keys() & GATHERED:
             arguments[name] = _gather(arguments[rows], *arguments[name])
         longest = LongestSegment(arguments[rows].shape[packed.rows_dim])
-        with use_attention(module, user=packed), longest:  # `packed` lives as long as the encoder
+        attention = use_attention(module, user=packed)  # `packed` lives as long as the encoder
+        with attention, sharing_schedules(), longest:
             return _without(module.forward(**arguments), unknown)
 
     layout = Lengths(tower.layout) if tower.is_audio else GridTHW(tower.layout, merge=found.merge)

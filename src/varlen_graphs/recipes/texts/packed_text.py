@@ -23,6 +23,7 @@ from varlen_graphs.recipes.modes.packed_positions import PackedPositions, Site
 from varlen_graphs.recipes.modes.skip_mask_checks import SkipMaskChecks
 from varlen_graphs.recipes.padding_consumers import NOTHING, PaddingConsumers
 from varlen_graphs.recipes.texts.bucketed_text import bucketed_forward, is_bucketed, relative_positions
+from varlen_graphs.recipes.texts.llama_text import is_llama, llama_forward
 from varlen_graphs.recipes.texts.relative_text import is_relative, relative_forward
 from varlen_graphs.recipes.texts.text_encoder import TextEncoder
 from varlen_graphs.recipes.texts.text_model import (
@@ -168,9 +169,9 @@ def _attempts(text: TextModel, output: Any, packs: bool) -> Iterator[tuple[Buffe
     outputs = text.outputs(output, hidden_states=False)
     declared = partial(BufferSpec, text.rows, outputs=outputs, inputs=text.inputs, declared_by="recipe")
     buffers = [RowPositions("row_in_text", text.largest), CuSeqlens(per="item"), MaxSeqlen(per="item"), item_table()]
-    run = relative_forward if is_relative(text.model) else _own(text)
+    runs = (relative_forward,) if is_relative(text.model) else (llama_forward,) * is_llama(text.model) + (_own(text),)
     poolers = POOLERS if POOLED in outputs.fields else (None,)
-    for pooler in poolers if packs else ():
+    for run, pooler in product(runs, poolers) if packs else ():
         yield declared(Mask(MASK, optional=True, packed=True), buffers), _packed(text, run, type(output), pooler)
     padded = Mask(MASK, optional=True)
     for dtype, causal in product((torch.bool, None), (False, True)):  # eager attention of some adds a floating mask
@@ -226,13 +227,14 @@ def _own(text: TextModel) -> Run:
     def run(
         model: Any, ids: Tensor, positions: Tensor, cu_seqlens: Tensor, max_seqlen: int, **given: Any
     ) -> dict[str, Any]:
-        from varlen_graphs.attention.transformers import use_attention
+        from varlen_graphs.attention.transformers import sharing_schedules, use_attention
 
         counting = nullcontext() if takes_positions else PackedPositions(positions, others)
         given |= {"position_ids": positions} if takes_positions else {}
         given = {name: part[None] if isinstance(part, Tensor) else part for name, part in given.items()}
         given |= {"cu_seq_lens_q": cu_seqlens, "cu_seq_lens_k": cu_seqlens}
-        with use_attention(model, user=user), SkipMaskChecks(), counting:  # the user lives as long as the encoder
+        attention = use_attention(model, user=user)  # the user lives as long as the encoder
+        with attention, sharing_schedules(), SkipMaskChecks(), counting:
             out = model.forward(ids[None], max_length_q=max_seqlen, max_length_k=max_seqlen, **given)
         layers = out.get(HIDDEN_STATES) or ()
         states = {HIDDEN_STATES: tuple(layer[0] for layer in layers)} if layers else {}
