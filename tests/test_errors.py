@@ -347,7 +347,14 @@ DECLARATIONS = {
     ),
     "an output of several tensors in one": (
         lambda: first_call(lambda x: torch.nested.nested_tensor([x])), vg.errors.SpecError,
-        "an output is a sparse or nested tensor: expected a dense one; try output.to_dense()",
+        "output is a sparse or nested tensor: expected a dense one; try output.to_dense()",
+    ),
+    "an output of a meta tensor": (
+        lambda: first_call(lambda x: x.to("meta")), vg.errors.SpecError, "output is a meta tensor: expected a dense one",
+    ),
+    "torch.cond": (
+        lambda: first_call(lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))), vg.errors.CaptureError,
+        "torch.cond reads its predicate on the host",
     ),
     "a host buffer of a size that budgets do not have": (
         lambda: vg.buffers.HostBuffer("x", torch.tensor, ("row",), torch.int64), vg.errors.SpecError,

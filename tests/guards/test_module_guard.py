@@ -5,6 +5,7 @@ import gc
 import logging
 import re
 import weakref
+from collections import deque
 from enum import Enum
 from functools import lru_cache
 from types import SimpleNamespace
@@ -237,6 +238,54 @@ def test_weights_that_the_module_does_not_register_are_captured_anew(change):
     with torch.no_grad():
         change(encoder.module, linear)
     assert distance(encoder(rows_for([6]), lengths=[6]), encoder.eager(rows_for([6]), lengths=[6])) < 1e-6
+
+
+class Slotted:
+    __slots__ = ("tensor",)
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+
+def replaced_first(held):
+    held[0] = 3 * torch.ones(8)
+
+
+def emptied(held):
+    held.clear()
+    held.append(3 * torch.ones(8))
+
+
+HELD = {
+    "a list": (lambda t: [t], lambda held: held[0], replaced_first),
+    "a list of parameters": (lambda t: [nn.Parameter(t)], lambda held: held[0], replaced_first),
+    "a list in a dict": (lambda t: {"a": [t]}, lambda held: held["a"][0], lambda held: replaced_first(held["a"])),
+    "a deque": (lambda t: deque([t]), lambda held: held[0], replaced_first),
+    "a list that is filled anew": (lambda t: [t], lambda held: held[0], emptied),
+    "slots": (Slotted, lambda held: held.tensor, lambda held: setattr(held, "tensor", 3 * torch.ones(8))),
+}
+
+
+class Holds(nn.Module):
+    """Multiplies rows by a tensor that it holds somewhere."""
+
+    def __init__(self, held, get):
+        super().__init__()
+        self.held, self.get = held, get
+
+    def forward(self, x):
+        return x * self.get(self.held)
+
+
+@pytest.mark.parametrize(("make", "get", "replace"), HELD.values(), ids=HELD.keys())
+def test_a_tensor_that_is_replaced_in_what_is_no_registry_is_found(make, get, replace, caplog):
+    module, rows = Holds(make(torch.ones(8)), get).eval(), rows_for([6])
+    encoder = vg.GraphedEncoder(module, [64], vg.BufferSpec("x", vg.Lengths("lengths")), backend="tape")
+    with torch.no_grad():
+        assert torch.equal(encoder(rows, lengths=[6]), rows)
+        replace(module.held)
+        assert torch.equal([encoder(rows, lengths=[6]) for _ in range(CALLS)][-1], 3 * rows)
+    assert "is another tensor" in caplog.text
 
 
 def test_a_module_that_is_replaced_in_a_list_is_found_when_asked():

@@ -126,8 +126,9 @@ class BoundForward:
             SpecError: The output is not as declared, or the module writes to memory that two arguments share.
         """
         try:
-            first, *others = map(self.run_probe, arena.probes())
-            for parts in (first, *others):
+            probes = [self.run_probe(one) for one in arena.probes()]  # `map` would take the module's StopIteration
+            first = probes[0]
+            for parts in probes:
                 check_entries(entries(parts), entries(first))
                 check_constants(parts.constants, first.constants)
         except SizeError as error:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from varlen_graphs.guards.adapters import ADAPTERS, is_adapted
 from varlen_graphs.guards.slots import CONTAINERS, Entries
+from varlen_graphs.shadows.shadow import address_of
 from varlen_graphs.shadows.snapshot import ABSENT, Changed, Holder, Snapshot, entries_of, told
 
 ELSEWHERE = ("training", "forward", "gradient_checkpointing", "grad_checkpointing")
@@ -29,21 +30,27 @@ SIZES = [kind.__len__ for kind in CONTAINERS]
 class HeldEntries:
     """Entries of attributes, lists, dicts, sets and objects of a module, to be compared with those at capture.
 
-    All but tensors, which are compared by their memory, attributes that were `None`, as caches begin, and what names
-    that begin with an underscore lead to from a part.
+    All but attributes that were `None`, as caches begin, and what names that begin with an underscore lead to from a
+    part. Of tensors those that graphs read, in lists and objects with slots; others have a `Slot`.
 
     Args:
         named: The parts of the module by path.
         beside: Names of what runs beside it on the host at each call.
         snapshot: What the module kept at the first capture.
         moving: Paths of what runs change, and that changes no output; more may be added.
+        read: Addresses of the memory that graphs read.
     """
 
     def __init__(
-        self, named: Mapping[str, nn.Module], beside: Collection[str], snapshot: Snapshot, moving: AbstractSet[str]
+        self,
+        named: Mapping[str, nn.Module],
+        beside: Collection[str],
+        snapshot: Snapshot,
+        moving: AbstractSet[str],
+        read: Collection[int],
     ) -> None:
         self._parts = {id(vars(part)): vars(part) for part in named.values()}
-        self._snapshot, self._moving = snapshot, moving
+        self._snapshot, self._moving, self._read = snapshot, moving, read
         holders = snapshot.holders
         # Code may read on the host, at each call, what it holds; adapters are part of the key of graphs.
         code = {one.path for one in holders if type(one.own) is CellType}
@@ -76,11 +83,15 @@ class HeldEntries:
             if holder is not None and self._moving.isdisjoint(_prefixes(change.place)):
                 before = self._before(change)
                 if before is not ABSENT and self._compares(holder, change.key, before):
-                    yield f"{change.path!r} changed from {told(before)} to {told(change.now)}"
+                    is_other = isinstance(before, Tensor)
+                    how = "is another tensor" if is_other else f"changed from {told(before)} to {told(change.now)}"
+                    yield f"{change.path!r} {how}"
 
     def _compares(self, holder: Holder, key: Any, value: Any) -> bool:
-        if issubclass(type(value), Tensor) or (type(key) is str and key.startswith("_")):
+        if type(key) is str and key.startswith("_"):
             return False
+        if issubclass(type(value), Tensor):
+            return not isinstance(holder.own, dict) and address_of(value) in self._read
         if holder.kind is None:  # where `None` is what an entry that is added was
             return True
         of_part = id(holder.own) in self._parts

@@ -100,7 +100,7 @@ class ModuleGuard:
         self._containers = [vars(owner) for _, owner in owners if isinstance(owner, CONTAINERS)]
         self._moving = moving
         self._forms = [(path, owner, type(owner), _forward_override(owner)) for path, owner in named.items()]
-        self._held = HeldEntries(named, beside, snapshot or Snapshot(), moving)
+        self._held = HeldEntries(named, beside, snapshot or Snapshot(), moving, addresses)
         slots.sort(key=lambda slot: not isinstance(slot.value, nn.Parameter))  # so that each sample gets some
         self._was_changed = False
         self._slots = slots
@@ -172,7 +172,7 @@ class ModuleGuard:
 
         Changes of all weights (moving, casting or loading the module), and containers that grow or shrink, are found at
         once, a change of a single tensor, registration or entry within `CALLS` calls: comparing some hundred weights
-        takes longer than the rest of a call. Tensors in lists and closures are compared by `find_change` only. What was
+        takes longer than the rest of a call. Of tensors in closures only the memory is compared. What was
         changed once may change again, so then every call compares everything.
         """
         sample = next(self._samples)

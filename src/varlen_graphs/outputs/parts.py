@@ -66,11 +66,9 @@ def check_extents(parts: Parts, budget: Budget, others: Sequence[tuple[Parts, Bu
 
     Raises:
         SizeError: A tensor has another number of entries.
-        SpecError: A tensor is not dense, or has too few dimensions.
+        SpecError: A tensor has too few dimensions.
     """
     for at, (tensor, extent) in enumerate(zip(parts.tensors, parts.extents, strict=True)):
-        if tensor.is_nested or tensor.layout is not torch.strided:
-            raise SpecError("an output is a sparse or nested tensor: expected a dense one; try output.to_dense()")
         if tensor.dim() <= extent.rows_dim:
             raise SpecError(
                 f"an output of shape {list(tensor.shape)} is declared as {extent}: expected a dimension of rows or "
@@ -167,6 +165,10 @@ def _visit(part: Any, declared: Declared, path: Path, parts: Parts) -> Rebuild:
                 f"{name_of(path)} is a tensor but is declared as {declared!r}: expected Rows(...), Items(...) or "
                 "Entries(...)"
             )
+        if part.is_nested or part.layout is not torch.strided or part.is_meta:
+            form = "a meta tensor" if part.is_meta else "a sparse or nested tensor"
+            hint = "" if part.is_meta else f"; try {name_of(path)}.to_dense()"
+            raise SpecError(f"{name_of(path)} is {form}: expected a dense one{hint}")
         parts.tensors.append(require_replicated(part, name_of(path)))
         parts.extents.append(declared)
         parts.paths.append(path)

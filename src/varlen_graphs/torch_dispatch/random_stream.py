@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from varlen_graphs.torch_dispatch.leaves import tensors_in
+from varlen_graphs.torch_dispatch.rules import has_tag
 
 SEED = 0
 
@@ -35,7 +36,7 @@ class RandomStream:
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """Return the operator to run in place of one, and its keyword arguments: those that draw get a generator."""
-        if torch.Tag.nondeterministic_seeded not in func.tags or kwargs.get("generator") is not None:
+        if not has_tag(func, torch.Tag.nondeterministic_seeded) or kwargs.get("generator") is not None:
             return func, kwargs
         drawing = _with_generator(func)
         if drawing is None:

@@ -190,7 +190,7 @@ def operator_violation(
 
 def draws_random_numbers(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Return True if an operator draws random numbers; dropout does not at probability 0, nor outside of training."""
-    if torch.Tag.nondeterministic_seeded not in operator.tags:
+    if not has_tag(operator, torch.Tag.nondeterministic_seeded):
         return False
     named = named_arguments(operator, args, kwargs)
     return named.get("dropout_p") != 0 and named.get("train") is not False and named.get("training") is not False
@@ -253,7 +253,12 @@ def _shape_depends_on_data(operator: Any, args: tuple[Any, ...], kwargs: dict[st
         return kwargs.get("output_size") is None
     if operator is aten._linalg_check_errors.default:
         return True
-    return torch.Tag.data_dependent_output in operator.tags or torch.Tag.dynamic_output_shape in operator.tags
+    return has_tag(operator, torch.Tag.data_dependent_output) or has_tag(operator, torch.Tag.dynamic_output_shape)
+
+
+def has_tag(operator: Any, tag: torch.Tag) -> bool:
+    """Return True if an operator has a tag; those of higher order, such as `torch.cond`, have none."""
+    return tag in getattr(operator, "tags", ())
 
 
 def _returns_numbers(operator: Any) -> bool:

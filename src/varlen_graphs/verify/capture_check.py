@@ -5,8 +5,11 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import cycle
 from typing import NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
+
+import torch
 
 from varlen_graphs.budgets.budget import Budget
 from varlen_graphs.buffers import AttentionMask
@@ -40,6 +43,10 @@ FEW_ROWS = (
 )
 
 
+SIGNS: tuple[Kind, ...] = ("positive", "negative", "plain")
+"""Kinds of numbers in items at the edges of a budget, in turn."""
+
+
 class Case(NamedTuple):
     """Items for one graph to replay.
 
@@ -50,6 +57,7 @@ class Case(NamedTuple):
         must_run: If False, the module may refuse them all.
         itself: If False, the declared forward tells what is right, not the module itself: they differ, if they do, in
             smaller layouts too, and modules may run many segments one by one.
+        kind: Kind of the numbers in the rows. Others than plain ones are replayed over zeros, as calls are.
     """
 
     budget: Budget
@@ -57,6 +65,7 @@ class Case(NamedTuple):
     reorder: bool = False
     must_run: bool = True
     itself: bool = True
+    kind: Kind = "plain"
 
 
 class CaptureCheck:
@@ -202,7 +211,8 @@ class _Checks:
         mixed = spec.usage.of(next(layouts.mixed(largest)))
         ordered = min(budget for budget in budgets if budget.holds(*mixed) or budget is largest)
         cases = [Case(budget, layouts.mixed(budget), budget is ordered) for budget in {largest: 0, ordered: 0}]
-        cases += [Case(smallest, [one], must_run=False) for one in layouts.edges(smallest)]
+        edges = zip(layouts.edges(smallest), cycle(SIGNS), strict=False)
+        cases += [Case(smallest, [one], must_run=False, kind=kind) for one, kind in edges]
         cases += [Case(smallest, [one], must_run=False, itself=False) for one in layouts.full(smallest)]
         if any(isinstance(buffer, AttentionMask) for buffer in spec.buffers):  # short items show no window
             cases += [Case(largest, [one], must_run=False) for one in layouts.longest(largest)]
@@ -240,7 +250,7 @@ class _Checks:
                 self._smallest_right = min(self._smallest_right or least, least)
 
         for case in self._shown(cases):
-            sample = self._tried(partial(self._samples.first, case.layouts, itself=case.itself))
+            sample = self._tried(partial(self._samples.first, case.layouts, case.kind, itself=case.itself))
             if isinstance(sample, SpecError):
                 raise sample
             if isinstance(sample, Exception):
@@ -258,7 +268,9 @@ class _Checks:
         if begun is not None:
             end(*begun)
         spec = self._forward.spec
-        only_small = all(min(sample.example.layout.rows) < self._smallest_right for _, sample, _ in wrong)
+        only_small = all(
+            case.kind == "plain" and min(sample.example.layout.rows) < self._smallest_right for case, sample, _ in wrong
+        )
         few = spec.advice(FEW_ROWS, FEW_ROWS.partition(" If")[0]).format(self._smallest_right)
         hint = f"\n{few}" if only_small and not spec.batched else ""
         for case, sample, why in wrong:
@@ -279,7 +291,9 @@ class _Checks:
         layout = sample.example.layout
         orders = _orders(layout) if case.reorder else []
         batch = ReplayBatch(case.budget, range(len(layout)))
-        disagreement = self._replays.disagreement(self._graphs, [batch], sample.example, orders)
+        call = sample.example.call
+        filling = None if case.kind == "plain" else _of_zeros(call)
+        disagreement = self._replays.disagreement(self._graphs, [batch], sample.example, orders, filling)
 
         def finish() -> None:
             if (found := disagreement()) is not None:
@@ -371,6 +385,12 @@ class _Checks:
         if isinstance(error, CaptureError):
             raise error
         return _mismatch(error)
+
+
+def _of_zeros(call: Call) -> Call:
+    """Return a call with zeros in its rows and in the tensors beside them, as calls find padding."""
+    zeros = {name: torch.zeros_like(tensor) for name, tensor in call.inputs.items()}
+    return replace(call, rows=torch.zeros_like(call.rows), inputs=zeros)
 
 
 def _orders(layout: Layout) -> list[list[range]]:

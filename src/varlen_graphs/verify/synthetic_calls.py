@@ -20,7 +20,7 @@ from varlen_graphs.layouts.packed_batch import item_sizes, pad_rows
 from varlen_graphs.layouts.padded import key_padding_mask, real_rows
 from varlen_graphs.outputs.entries import Extent, Items, filled
 
-Kind = Literal["plain", "repeated", "uneven"]
+Kind = Literal["plain", "repeated", "uneven", "positive", "negative"]
 """Kind of the numbers in synthetic rows, see `SyntheticCalls.of`."""
 
 FEW_IDS = 2
@@ -31,6 +31,9 @@ MANY_IDS = 16
 
 MOST_ENTRIES, MOST_NUMBERS = 1024, 1 << 20
 """Entries, and numbers in them, that are drawn at random for a tensor: they come again, numbers as others."""
+
+FAR = 4.0
+"""Distance from 0 of all numbers of one sign."""
 
 STEP = 5
 """Rows by which items begin later each time that those of the call come again."""
@@ -107,13 +110,18 @@ class SyntheticCalls:
         """Yield calls of these items, the most telling one first.
 
         If some tensors are integers, one with valid integers follows, and one with random rows where there is a call.
+        After numbers of one sign, of which a module may take no logarithm, plain ones follow.
 
         Args:
             layout: The items.
             kind: If `"repeated"`, integers are few, which come again in every item. If `"uneven"`, the first third of
                 the items has larger numbers of both signs, and low integers; others have positive numbers, and high
-                integers; and half of the items consist of one row.
+                integers; and half of the items consist of one row. If `"positive"` or `"negative"`, all numbers have
+                that sign, and are far from 0, as padding is not; integers are then high, and flags true.
         """
+        if kind in ("positive", "negative"):
+            yield self._make(layout, kind, self._sources[0], any_ids=True)
+            kind = "plain"
         for at, source in enumerate(self._sources):
             yield self._make(layout, kind, source, any_ids=at == 0)
 
@@ -143,6 +151,8 @@ class SyntheticCalls:
         made = self._drawn(one, layout, source).to(one.dtype).view(*extent.size(ItemSlice.of(layout)), *one.shape)
         if kind == "uneven":
             made = self._uneven(one, made, layout, any_ids)
+        if kind in ("positive", "negative"):
+            made = self._one_sided(one, made, 1 if kind == "positive" else -1)
         if extent.gaps and (spec.layout.clean_padding or not one.floating):
             made = filled(made, ~real_rows(torch.tensor(layout.rows, device=made.device), layout.longest), one.pad)
         if not (spec.packs and extent is spec.row_extent):
@@ -174,6 +184,17 @@ class SyntheticCalls:
         inside = len(one.ids) // 8 if is_row else 0  # ids of texts at both ends may be special tokens
         low, high = one.ids[inside], one.ids[-1 - inside]
         return torch.where(first, low, high).to(made.dtype).expand_as(made).clone()
+
+    @staticmethod
+    def _one_sided(one: _Tensor, made: Tensor, sign: int) -> Tensor:
+        """Return entries far from 0, on one side of it: modules may ask whether any or all are."""
+        if one.dtype.is_complex:
+            return made
+        if one.floating:
+            return (sign * (made.float().abs() + FAR)).to(made.dtype)
+        if one.dtype == torch.bool:
+            return torch.full_like(made, sign > 0)
+        return made.clamp(min=one.ids[len(one.ids) // 2]) if sign > 0 else made
 
     def _drawn(self, one: _Tensor, layout: Layout, source: Tensor) -> Tensor:
         """Return entries one after the other: items begin as those of the call, with other numbers; ids end so, too."""
