@@ -48,11 +48,13 @@ def rms_norm_of(dim):
 @interpreted
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(("rows", "dim"), [(0, 8), (1, 1), (3, 72), (5, 128), (2, 1152)])
-def test_the_sum_and_its_norm_in_one_pass(rows, dim, dtype):
+@pytest.mark.parametrize("biased", [True, False])
+def test_the_sum_and_its_norm_in_one_pass(rows, dim, dtype, biased):
     norm = norm_of(dim).to(dtype)
     x, delta = torch.randn(2, rows, dim).to(dtype).unbind(0)
-    total, normed = kernel.add_layer_norm(x, delta, norm.weight, norm.bias, norm.eps)
-    expected = reference.add_layer_norm(x, delta, norm.weight, norm.bias, norm.eps)
+    bias = norm.bias if biased else None
+    total, normed = kernel.add_layer_norm(x, delta, norm.weight, bias, norm.eps)
+    expected = reference.add_layer_norm(x, delta, norm.weight, bias, norm.eps)
     # The interpreter rounds to bfloat16 towards zero, so the sum may be one step off, and its norm two.
     step = torch.finfo(dtype).eps
     torch.testing.assert_close(total, expected[0], rtol=step, atol=step)
@@ -107,6 +109,7 @@ def test_the_operators_are_sound_for_the_compiler():
     x = torch.randn(5, 16)
     with torch.no_grad():
         torch.library.opcheck(add_layer_norm, (x, x + 1, norm.weight, norm.bias, 1e-6))
+        torch.library.opcheck(add_layer_norm, (x, x + 1, norm.weight, None, 1e-6))
         turned = torch.randn(16, 5).t()
         torch.library.opcheck(add_layer_norm, (turned, turned + 1, norm.weight, norm.bias, 1e-6))
         torch.library.opcheck(linear_gelu, (x, linear.weight, linear.bias))

@@ -169,18 +169,23 @@ def test_layers_share_a_schedule(name):
     assert counts["varlen_graphs::attention"] == encoder.module.config.num_hidden_layers
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral with windows", "qwen2", "qwen3"])
+LLAMA = {"add_rms_norm": 2, "apply_rotary": 1, "silu_mul": 1}
+FUSED = {"llama": LLAMA, "mistral with windows": LLAMA, "qwen2": LLAMA, "qwen3": LLAMA} | {
+    "modernbert": {"add_layer_norm": 2, "apply_rotary": 1}
+}
+"""Operators of a layer of models that run fused."""
+
+
+@pytest.mark.parametrize("name", FUSED)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_layers_of_llama_are_fused(name, dtype):
+def test_layers_run_fused(name, dtype):
     encoder = text_encoder(name, text_model(name, dtype))
     check_texts(encoder, 1e-5 if dtype == torch.float32 else 0.02)
     counts = operators(encoder, texts(encoder.module, [9, 30, 4]))
     layers = encoder.module.config.num_hidden_layers
-    assert [counts[f"varlen_graphs::{one}"] for one in ("add_rms_norm", "apply_rotary", "silu_mul")] == [
-        2 * layers,
-        layers,
-        layers,
-    ]
+    assert {one: counts[f"varlen_graphs::{one}"] for one in FUSED[name]} == {
+        one: times * layers for one, times in FUSED[name].items()
+    }
 
 
 class Shouting(transformers.Qwen3Model):

@@ -67,7 +67,9 @@ def add_norm(x: Tensor, delta: Tensor, norm: Any) -> tuple[Tensor, Tensor]:
     """
     if norm is None:
         total = normed = x + delta
-    elif is_plain(norm, nn.LayerNorm) and _same_dtype(x, delta, norm.weight, norm.bias):
+    elif is_plain(norm, nn.LayerNorm) and _same_dtype(
+        x, delta, norm.weight, norm.weight if norm.bias is None else norm.bias
+    ):
         total, normed = add_layer_norm(x, delta, norm.weight, norm.bias, norm.eps)
     elif _is_rms_norm(norm) and _same_dtype(x, delta, norm.weight):
         total, normed = add_rms_norm(x, delta, norm.weight, norm.variance_epsilon)

@@ -41,6 +41,10 @@ def test_sums_and_norms(rows, dim, dtype):
             layer_norm_reference.add_layer_norm(total, 0 * total, weight.double(), bias.double(), 1e-6),
         ),
         (
+            layer_norm.add_layer_norm(x, delta, weight, None, 1e-6),
+            layer_norm_reference.add_layer_norm(total, 0 * total, weight.double(), None, 1e-6),
+        ),
+        (
             rms_norm.add_rms_norm(x, delta, weight, 1e-6),
             rms_norm_reference.add_rms_norm(total, 0 * total, weight.double(), 1e-6),
         ),

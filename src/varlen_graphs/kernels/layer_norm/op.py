@@ -7,7 +7,7 @@ from varlen_graphs.kernels.layer_norm import reference
 from varlen_graphs.kernels.operator import operator
 
 
-def _cuda(x: Tensor, delta: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def _cuda(x: Tensor, delta: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
     from varlen_graphs.kernels.layer_norm import triton
 
     if x.dtype == torch.float64 or x.shape[1] > triton.MAX_DIM:

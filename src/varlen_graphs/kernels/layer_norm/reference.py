@@ -4,10 +4,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def add_layer_norm(x: Tensor, delta: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def add_layer_norm(x: Tensor, delta: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
     """Return `x + delta`, `[rows, dim]`, and its layer norm over the last dimension, both contiguous.
 
-    All tensors have the same float dtype. The norm is computed from the rounded sum.
+    All tensors have the same float dtype; `bias` may be `None`. The norm is computed from the rounded sum.
     """
     total = (x + delta).contiguous()
     return total, F.layer_norm(total, weight.shape, weight, bias, eps)

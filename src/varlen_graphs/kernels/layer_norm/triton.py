@@ -27,12 +27,13 @@ def _add_layer_norm(
     mean = tl.sum(value, 0) / DIM
     centred = tl.where(inside, value - mean, 0.0)
     scale = 1 / tl.sqrt(tl.sum(centred * centred, 0) / DIM + eps)
-    w = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
-    shift = tl.load(bias + columns, mask=inside, other=0.0).to(tl.float32)
-    tl.store(normed + row * DIM + columns, (centred * scale * w + shift).to(kind), mask=inside)
+    value = centred * scale * tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+    if bias is not None:
+        value += tl.load(bias + columns, mask=inside, other=0.0).to(tl.float32)
+    tl.store(normed + row * DIM + columns, value.to(kind), mask=inside)
 
 
-def add_layer_norm(x: Tensor, delta: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def add_layer_norm(x: Tensor, delta: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
     """Compute `reference.add_layer_norm` of rows up to `MAX_DIM` with contiguous channels, one program per row."""
     rows, dim = x.shape
     total, normed = (torch.empty((rows, dim), dtype=x.dtype, device=x.device) for _ in range(2))

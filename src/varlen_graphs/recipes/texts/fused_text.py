@@ -1,0 +1,103 @@
+"""Packed forwards of text models of transformers whose own ones take many small kernels: Llama's layers, ModernBERT."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from einops import rearrange
+from torch import Tensor, nn
+
+from varlen_graphs.attention.api import tile_schedule, varlen_attention
+from varlen_graphs.kernels.rotary.op import apply_rotary
+from varlen_graphs.recipes.blocks import add_norm, project_heads, rms_norm, runs_own_forward, split_heads, swiglu
+from varlen_graphs.recipes.texts.text_model import ROWS
+from varlen_graphs.recipes.vision_tower import recorded
+
+Layers = Callable[[Any, Tensor, Tensor, Tensor, int], tuple[Sequence[Tensor], Tensor]]
+"""Runs the layers of a model on token ids and positions `[rows]` in segments; returns all states, and the last norm."""
+
+
+def fused_layers(model: nn.Module) -> Layers | None:
+    """Return what runs the layers of a model fused, if it, they and their attention are those of transformers."""
+    layers = getattr(model, "layers", ())
+    parts = [model, *layers, *(getattr(layer, "self_attn", getattr(layer, "attn", layer)) for layer in layers)]
+    files = {type(part).__module__ for part in parts}
+    own = len(parts) > 1 and len(files) == 1 and all(map(runs_own_forward, parts))
+    return LAYERS.get(files.pop()) if own else None
+
+
+def fused_forward(layers: Layers) -> Callable[..., dict[str, Any]]:
+    """Return the packed forward of a model with such layers."""
+
+    def forward(
+        model: Any, ids: Tensor, positions: Tensor, cu_seqlens: Tensor, max_seqlen: int,
+        output_hidden_states: Any = None, **_: Any,
+    ) -> dict[str, Any]:  # fmt: skip
+        states, last = layers(model, ids, positions, cu_seqlens, max_seqlen)
+        return {ROWS: last} | recorded(states, last, output_hidden_states)
+
+    return forward
+
+
+def _llama(
+    model: Any, ids: Tensor, positions: Tensor, cu_seqlens: Tensor, max_seqlen: int
+) -> tuple[Sequence[Tensor], Tensor]:
+    config, layers = model.config, [*model.layers][: model.config.num_hidden_layers]
+    x = model.embed_tokens(ids)
+    cos, sin = (table[0] for table in model.rotary_emb(x[None], positions[None]))
+    heads, head_dim = config.num_attention_heads, layers[0].self_attn.head_dim
+    windows = getattr(config, "sliding_window", None)  # of layers that say nothing else
+    schedule = tile_schedule(cu_seqlens, max_seqlen, rows=len(ids), heads=heads, head_dim=head_dim)
+    states, normed = [x], rms_norm(x, layers[0].input_layernorm)
+    for layer, following in zip(layers, [*(layer.input_layernorm for layer in layers[1:]), model.norm], strict=True):
+        attn = layer.self_attn
+        (q,) = project_heads(normed, [attn.q_proj], heads, head_dim)
+        k, v = project_heads(normed, [attn.k_proj, attn.v_proj], config.num_key_value_heads, head_dim)
+        if hasattr(attn, "q_norm"):
+            q, k = rms_norm(q, attn.q_norm), rms_norm(k, attn.k_norm)
+        q, k = apply_rotary(q, k, cos, sin)
+        attended = varlen_attention(
+            q, k, v, cu_seqlens, max_seqlen, scale=attn.scaling, causal=attn.is_causal, schedule=schedule,
+            window=_around(getattr(attn, "sliding_window", windows)),
+        )  # fmt: skip
+        change = attn.o_proj(rearrange(attended, "rows heads dim -> rows (heads dim)"))
+        x, normed = add_norm(x, change, layer.post_attention_layernorm)
+        x, normed = add_norm(x, swiglu(normed, layer.mlp), following)
+        states.append(x)
+    return states, normed
+
+
+def _modern_bert(
+    model: Any, ids: Tensor, positions: Tensor, cu_seqlens: Tensor, max_seqlen: int
+) -> tuple[Sequence[Tensor], Tensor]:
+    layers, heads, head_dim = [*model.layers], model.config.num_attention_heads, model.layers[0].attn.head_dim
+    x = model.embeddings(input_ids=ids[None])[0]
+    kinds = dict.fromkeys(layer.attention_type for layer in layers)
+    tables = {kind: [table[0] for table in model.rotary_emb(x[None], positions[None], kind)] for kind in kinds}
+    schedule = tile_schedule(cu_seqlens, max_seqlen, rows=len(ids), heads=heads, head_dim=head_dim)
+    states, normed = [x], layers[0].attn_norm(x)
+    for layer, following in zip(layers, [*(layer.attn_norm for layer in layers[1:]), model.final_norm], strict=True):
+        attn = layer.attn
+        q, k, v = split_heads(attn.Wqkv(normed), heads, head_dim)
+        q, k = apply_rotary(q, k, *tables[layer.attention_type])
+        attended = varlen_attention(
+            q, k, v, cu_seqlens, max_seqlen, schedule=schedule, window=_around(attn.sliding_window)
+        )
+        change = attn.out_drop(attn.Wo(rearrange(attended, "rows heads dim -> rows (heads dim)")))
+        x, normed = add_norm(x, change, layer.mlp_norm)
+        x, normed = add_norm(x, layer.mlp(normed), following)
+        states.append(x)
+    return states, normed
+
+
+def _around(window: int | None) -> tuple[int, int]:
+    """Return the keys before and after its own that a query sees, from a window of transformers, its own counted."""
+    return (window - 1, window - 1) if window else (-1, -1)
+
+
+LAYERS: dict[str, Layers] = {
+    f"transformers.models.{name}.modeling_{name}": layers
+    for name, layers in (
+        ("llama", _llama), ("mistral", _llama), ("qwen2", _llama), ("qwen3", _llama), ("modernbert", _modern_bert),
+    )
+}  # fmt: skip
+"""What runs the layers of a model, by the file of its class."""
