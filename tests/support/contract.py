@@ -119,8 +119,9 @@ def check_outputs_of_all_kinds(backend, device):
     rows = rows_for([6]).to(device)
     seen, unseen = encoder(rows, lengths=[6]), encoder(rows, lengths=torch.tensor([6], device=device))
     for name in names:
-        assert seen[name].is_contiguous()
-        assert unseen[name].is_contiguous()
-        assert torch.equal(seen[name].view(torch.uint8), unseen[name].view(torch.uint8)), name
+        own = encoder.eager(rows, lengths=[6])[name].stride()
+        assert name == "none" or seen[name].stride() == unseen[name].stride() == own
+        same = (one[name].contiguous().view(torch.uint8) for one in (seen, unseen))
+        assert torch.equal(*same), name
     wrong = encoder(rows, lengths=torch.tensor([5], device=device))
     assert all(wrong[name].float().isnan().all() for name in names[:-1])

@@ -57,13 +57,14 @@ class Collected:
             torch._foreach_copy_([plain(targets[i]) for i in at], [plain(sources[i]) for i in at])
 
     def _allocate(self, output: Tensor, extent: Extent) -> Tensor:
-        bits = plain(output)
-        make = bits.new_zeros if extent.gaps else bits.new_empty
-        return make(extent.resize(output.shape, extent.size(self.everything))).view(output.dtype)
+        made = _empty(plain(output), extent.resize(output.shape, extent.size(self.everything)))
+        return (made.zero_() if extent.gaps else made).view(output.dtype)
 
 
 def copies(tensors: Sequence[Tensor], nan_masks: Mapping[torch.dtype, Tensor] | None = None) -> list[Tensor]:
-    """Return contiguous copies of tensors, in one launch for each dtype. Queued on the current stream; no sync.
+    """Return copies of tensors in their memory format, in one launch for each dtype, if that is the usual one.
+
+    Queued on the current stream; no sync.
 
     Zeros keep their signs; a NaN may become another NaN.
 
@@ -79,18 +80,29 @@ def copies(tensors: Sequence[Tensor], nan_masks: Mapping[torch.dtype, Tensor] | 
         if nan_masks is not None and floating:
             nan_mask = nan_masks[dtype] if dtype in nan_masks else nan_masks[torch.float32]
             if dtype.itemsize == 1:  # torch adds no float8
-                new: Sequence[Tensor] = [(x.float() + nan_mask).to(dtype).contiguous() for x in some]
+                new: Sequence[Tensor] = [(x.float() + nan_mask).to(dtype) for x in some]
             else:  # by name: the overload for numbers would sync
-                new = torch.ops.aten._foreach_add.Tensor([x.contiguous() for x in some], nan_mask.to(dtype))
+                new = torch.ops.aten._foreach_add.Tensor([*some], nan_mask.to(dtype))
         elif floating and dtype.itemsize > 1 and all(map(Tensor.is_contiguous, some)):
             new = torch._foreach_mul(some, 1)  # allocates and copies in one call, which to clone each does not
         else:
-            new = [tensor.clone(memory_format=torch.contiguous_format) for tensor in some]
+            new = [_empty(tensor, tensor.shape).copy_(tensor) for tensor in some]
         if len(groups) == 1:
             return [*new]
         for i, tensor in zip(at, new, strict=True):
             made[i] = tensor
     return made
+
+
+def _empty(like: Tensor, shape: Sequence[int]) -> Tensor:
+    """Return a tensor of a shape, with its dimensions in memory in the order of another one's, as the module has them.
+
+    Callers may ask for views of outputs.
+    """
+    if like.is_contiguous() or 0 in like.stride():  # expanded
+        return like.new_empty(shape)
+    order = sorted(range(like.dim()), key=like.stride, reverse=True)
+    return torch.empty_permuted(shape, order, dtype=like.dtype, device=like.device)
 
 
 def _by_dtype(tensors: Sequence[Tensor]) -> list[Sequence[int]]:

@@ -128,6 +128,8 @@ class Installed:
         self._told: set[object] = set()
         self._gave_up: Exception | None = None
         self._refusals = 0
+        self._asides: set[tuple[int, int]] = set()
+        self._removed = False
         self.__signature__ = inspect.signature(self._original)
 
     @property
@@ -169,12 +171,12 @@ class Installed:
             if graphed := [type(one.module).__name__ for one in inner if one._encoder is not None]:
                 raise SpecError(f"{type(self.module).__name__} runs as it is, because {graphed[0]} in it has graphs")
             form = CallReader(self.module, self._original).read(args, kwargs)
-            places = [(vars(one.module), one.remove(), one) for one in inner]
+            places = [(one.remove(), one) for one in inner]
             try:
                 self._keep(self._make({"call": {**form.tensors, **form.fixed}}))
             except BaseException:
-                for own, place, one in places:
-                    own[place] = one
+                for place, one in places:
+                    one.put(place)
                 raise
 
     @property
@@ -205,7 +207,7 @@ class Installed:
         return f"{where} is in training mode, so that calls run eager; call model.eval() first"
 
     def _make(self, more: Mapping[str, Any]) -> GraphedEncoder:
-        with self._without_encoder():
+        with self._without_encoder(), torch.no_grad():  # the caller's hooks on saved tensors see nothing of it
             pool = self.shared.setdefault(next(self.tower.parts.parameters()).device, Pool())
             options = {"pool": pool, **self.tower.options, **self._options, **more}
             encoder: GraphedEncoder = self.tower.recipe(self.module, self._budgets, **options)
@@ -224,6 +226,8 @@ class Installed:
     @not_compiled
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Encode."""
+        if self._removed:  # somebody kept it
+            return self._original(*args, **kwargs)
         if (by := watcher(args, kwargs)) is not None and not inside_capture():
             return self._eager(by, args, kwargs)
         if self._gave_up is not None:
@@ -284,15 +288,21 @@ class Installed:
             self.stats.count_call(1)
             self.stats.count_eager(reason)
 
+    def put(self, place: str) -> None:
+        """Put this into an attribute of the module, in place of a forward."""
+        self._removed = False
+        vars(self.module)[place] = self
+
     def remove(self) -> str:
         """Restore what was replaced, and free the graphs; return the name of the attribute where this was."""
         own = vars(self.module)
         with self._lock:  # another thread may be making the encoder
-            place = next(name for name, value in own.items() if value is self)
+            place = next(name for name, value in [*own.items()] if _installed_at(value) is self)
             if self._before is None and place == self.tower.name:
                 del own[place]
             else:
                 own[place] = self._original
+            self._removed = True
         if self._encoder is not None:
             self._encoder.release()
         return place
@@ -301,16 +311,30 @@ class Installed:
     def _without_encoder(self) -> Iterator[None]:
         """Restore what was replaced inside the block: an encoder made there keeps it for eager calls.
 
-        Other threads run it meanwhile, and are counted.
+        Other threads run it meanwhile, and are counted; for them this is still installed.
         """
         own, name, others = vars(self.module), self.tower.name, itertools.count()
-        now = own[name]
-        own[name] = _counting_others(self._original, others.__next__)
+        key = id(self), len(self._asides)  # a copy of this has none of these
+        self._asides.add(key)
+        aside, now = _aside(self._original, self, key, others.__next__), own.get(name)
+        if now is not None:  # else nothing is installed any more
+            own[name] = aside
         try:
             yield
         finally:
-            own[name] = now
+            if own.get(name) is aside:  # else it was removed meanwhile
+                own[name] = now
             self._count(BEING_MADE, next(others))
+
+    def is_aside(self, key: tuple[int, int]) -> bool:
+        """Return True if this stood aside by this key; else put it where it belongs in a copy of the module."""
+        if key in self._asides:
+            return True
+        own = vars(self.module)
+        for name in [name for name, value in own.items() if isinstance(value, functools.partial)]:
+            if own[name].func is _answer_aside and own[name].args[1] is self:
+                own[name] = self
+        return False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Installed":
         module, before = copy.deepcopy((self.module, self._before), memo)
@@ -321,27 +345,43 @@ class Installed:
         return Installed, (self.tower, self._budgets, options, self.shared, self._before)
 
 
-def _counting_others(forward: Callable[..., Any], count: Callable[[], int]) -> Callable[..., Any]:
-    """Return a forward as it is, which counts the calls of other threads than this one."""
-    own = threading.get_ident()
+def _aside(
+    forward: Callable[..., Any], one: Installed, key: tuple[int, int], count: Callable[[], int]
+) -> Callable[..., Any]:
+    """Return what stands in place of a forward while its encoder is being made; a copy of the module copies both."""
+    made = functools.partial(_answer_aside, forward, one, key, threading.get_ident(), count)
+    return functools.update_wrapper(made, forward)
 
-    @functools.wraps(forward)
-    def counting(*args: Any, **kwargs: Any) -> Any:
-        if threading.get_ident() != own:
-            count()
-        return forward(*args, **kwargs)
 
-    return counting
+def _answer_aside(
+    forward: Callable[..., Any], one: Installed, key: tuple[int, int], thread: int, count: Callable[[], int],
+    /, *args: Any, **kwargs: Any,
+) -> Any:  # fmt: skip
+    """Answer by a forward as it is, and count calls of other threads; of a copy of the module, by its encoder."""
+    if not one.is_aside(key):
+        return one(*args, **kwargs)
+    if threading.get_ident() != thread:
+        count()
+    return forward(*args, **kwargs)
 
 
 def install(tower: Understood, budgets: Budgets | None, options: dict[str, Any], shared: Shared) -> Installed:
     """Install an encoder; in place of a forward that accelerate has replaced, inside of accelerate's."""
     own = vars(tower.module)
     place = PLACES["_hf_hook" in own] if tower.method is None else tower.name
-    own[place] = encoder = Installed(tower, budgets, options, shared, own.get(place))
+    encoder = Installed(tower, budgets, options, shared, own.get(place))
+    encoder.put(place)
     return encoder
 
 
 def installed(module: nn.Module) -> Installed | None:
     """Return what is installed on a module, `None` if nothing is."""
-    return next((value for value in vars(module).values() if isinstance(value, Installed)), None)
+    return next(filter(None, map(_installed_at, [*vars(module).values()])), None)  # a list: they may change
+
+
+def _installed_at(value: Any) -> Installed | None:
+    """Return what is installed where a module holds a value, be its encoder just being made."""
+    if isinstance(value, functools.partial) and value.func is _answer_aside:
+        value, key = value.args[1:3]
+        value.is_aside(key)
+    return value if isinstance(value, Installed) else None

@@ -419,7 +419,9 @@ class Shadow:
             function = self._copy(value.func, path)
             args = [self._copy(one, f"{path}.args[{at}]") for at, one in enumerate(value.args)]
             keywords = {name: self._copy(one, f"{path}.{name}") for name, one in value.keywords.items()}
-            return self._note(value, partial(function, *args, **keywords))
+            own = self._note(value, partial(function, *args, **keywords))
+            vars(own).update({name: self._copy(one, f"{path}.{name}") for name, one in list(vars(value).items())})
+            return own
         if kind is _lru_cache_wrapper:  # of an instance: what it has cached follows from the arguments
             wrapped = self._copy(value.__wrapped__, path)
             same = wrapped is value.__wrapped__

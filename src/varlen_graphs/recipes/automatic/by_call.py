@@ -146,7 +146,7 @@ class CallEncoder(SeveralEncoders):
                 "shapes: expected a few; try padded=True for sequences with a mask, or declare what changes, see "
                 "docs/declarations.md"
             )
-        with self.as_it_was():
+        with self.as_it_was(), torch.no_grad():
             try:
                 learned = learn(module, self._reader.to_learn(form), self._padded)
             except SpecError as error:
