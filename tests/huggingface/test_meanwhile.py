@@ -3,6 +3,7 @@
 import copy
 import threading
 import time
+import warnings
 
 import pytest
 import torch
@@ -137,3 +138,47 @@ def test_outputs_have_the_memory_format_of_the_module():
             output = model(x[: len(own)])
             assert output.stride() == own.stride()
             torch.testing.assert_close(output.transpose(1, 2).view(-1), own.transpose(1, 2).view(-1))
+
+
+class Sampler(nn.Module):
+    """Adds noise to features."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(DIM, DIM)])
+
+    def forward(self, x):
+        y = self.layers[0](x)
+        return y + torch.randn_like(y)
+
+
+def test_learning_draws_no_random_numbers_of_the_process():
+    model, x = Sampler().eval(), torch.randn(4, 6, DIM)
+    own = copy.deepcopy(model)
+    vg.wrap(model, backend="tape")
+    for _ in range(6):
+        torch.manual_seed(0)
+        expected, after = own(x), torch.rand(1)
+        torch.manual_seed(0)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            assert torch.equal(model(x), expected)
+        assert torch.equal(torch.rand(1), after)
+
+
+WRONG = {
+    "a budget of nothing": ({"budgets": [0]}, vg.errors.BudgetError),
+    "budgets that are none": ({"budgets": "a"}, vg.errors.BudgetError),
+    "a ladder of rows": ({"budgets": vg.Ladder()}, vg.errors.BudgetError),
+    "no amount of memory": ({"memory": "x"}, vg.errors.BudgetError),
+    "no backend": ({"backend": "x"}, vg.errors.SpecError),
+    "no option": ({"foo": 1}, TypeError),
+}
+
+
+@pytest.mark.parametrize(("options", "error"), WRONG.values(), ids=WRONG.keys())
+def test_wrong_options_of_a_module_that_calls_tell_of_raise_at_once(options, error):
+    model = Slow().eval()
+    with pytest.raises(error):
+        vg.wrap(model, **({"backend": "tape"} | options))
+    assert "forward" not in vars(model)

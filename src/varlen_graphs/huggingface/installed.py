@@ -27,6 +27,7 @@ from varlen_graphs.recipes.automatic.call_models import CallReader
 from varlen_graphs.recipes.registry import METHODS, Method, Recipe
 from varlen_graphs.recipes.tower_encoder import SeveralEncoders
 from varlen_graphs.stats import Stats
+from varlen_graphs.torch_dispatch.thread_modes import run_aside
 
 PLACES = ("forward", "_old_forward")
 """Instance attributes that hold a forward: accelerate replaces the first, and keeps what it replaced in the second."""
@@ -207,10 +208,13 @@ class Installed:
         return f"{where} is in training mode, so that calls run eager; call model.eval() first"
 
     def _make(self, more: Mapping[str, Any]) -> GraphedEncoder:
-        with self._without_encoder(), torch.no_grad():  # the caller's hooks on saved tensors see nothing of it
+        with self._without_encoder():
             pool = self.shared.setdefault(next(self.tower.parts.parameters()).device, Pool())
             options = {"pool": pool, **self.tower.options, **self._options, **more}
-            encoder: GraphedEncoder = self.tower.recipe(self.module, self._budgets, **options)
+            # The caller's random numbers and hooks on saved tensors see nothing of it.
+            encoder: GraphedEncoder = run_aside(
+                functools.partial(self.tower.recipe, self.module, self._budgets, **options)
+            )
             others = encoder.others if isinstance(encoder, SeveralEncoders) else ()
             for one in (encoder, *others):
                 one.executor.mode.expect_evaluation()

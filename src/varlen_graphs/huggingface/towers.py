@@ -1,16 +1,18 @@
 """Towers of a whole model: which can be graphed and how, and why others cannot."""
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from varlen_graphs.budgets.ladder import Budgets
+from varlen_graphs.budgets.ladder import Budgets, PaddedLadder
+from varlen_graphs.declaration.buffer_spec import BufferSpec
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import SpecError
 from varlen_graphs.huggingface.installed import Understood, installed
+from varlen_graphs.layouts.batch import Batch
 from varlen_graphs.layouts.dtypes import why_not_loaded
 from varlen_graphs.recipes.automatic.by_call import by_call
 from varlen_graphs.recipes.automatic.ways import (
@@ -27,6 +29,7 @@ from varlen_graphs.recipes.padding_consumers import PaddingConsumers, modules_ar
 from varlen_graphs.recipes.registry import recipe_for
 from varlen_graphs.recipes.sound.speech_encoder import SpeechEncoder
 from varlen_graphs.recipes.texts.packed_text import packed_text
+from varlen_graphs.torch_dispatch.thread_modes import run_aside
 
 STACKS = (nn.ModuleList, nn.Sequential)
 """Modules that hold layers."""
@@ -77,7 +80,7 @@ def find_towers(
         elif is_candidate(module, ways) and (is_model(module) or not path.startswith(tuple(f"{p}." for p in refused))):
             try:
                 check_weights(path, module)
-                found, encoder = understand(module, ways, budgets_of(path), **options)
+                found, encoder = run_aside(partial(understand, module, ways, budgets_of(path), **options))
             except SpecError as error:
                 refused[path] = str(error)
                 if isinstance(error, UnknownCallError):
@@ -93,8 +96,8 @@ def find_towers(
         else:
             continue
         inside += (f"{path}." if path else "",)
-    if unknown:
-        _check_options(options)
+    for path in unknown:
+        _check_options(budgets_of(path), options)
     for path, module in unknown.items():
         if not any(one.startswith(f"{path}." if path else "") for one in towers):
             towers[path] = Understood(module, by_call, declared=False, options={})
@@ -102,28 +105,33 @@ def find_towers(
     return towers, refused
 
 
-def understood_by_calls(model: nn.Module, options: Mapping[str, Any]) -> Iterator[tuple[str, Understood]]:
+def understood_by_calls(
+    model: nn.Module, budgets_of: Callable[[str], Budgets | None], options: Mapping[str, Any]
+) -> Iterator[tuple[str, Understood]]:
     """Yield a module that is no model of transformers, and the stacks of layers right inside of it, with their paths.
 
     The first that is called, and that its call shows how to graph, gets an encoder.
 
     Raises:
         SpecError: Weights are where no graph can read them.
-        TypeError: There is no such option.
+        BudgetError, TypeError: See `wrap`.
     """
-    _check_options(options)
     for path, module in (("", model), *model.named_children()):
         stacks = any(isinstance(part, STACKS) for part in module.modules())
         is_script = isinstance(module, torch.jit.ScriptModule)  # which does not tell its arguments
         runs = not is_script and type(module).forward is not nn.Module.forward
         if runs and next(module.parameters(), None) is not None and (stacks or not path):
             check_weights(path, module)
+            _check_options(budgets_of(path), options)
             yield path, Understood(module, by_call, declared=False, options={})
 
 
-def _check_options(options: Mapping[str, Any]) -> None:
-    """Raise a `TypeError` for options that no encoder of a module that is understood by calls has."""
-    inspect.signature(GraphedEncoder).bind_partial(**{name: one for name, one in options.items() if name != "padded"})
+def _check_options(budgets: Budgets | None, options: Mapping[str, Any]) -> None:
+    """Raise the error for options or budgets that no encoder of a module that is understood by calls takes."""
+    own = {name: one for name, one in options.items() if name != "padded"}
+    padded = "padded" in options or isinstance(budgets, PaddedLadder)
+    sizes = None if padded else budgets  # whether batches are padded ones, calls tell
+    GraphedEncoder(nn.Identity(), sizes, BufferSpec("input", Batch()), **own)
 
 
 def check_weights(path: str, tower: nn.Module) -> None:

@@ -61,16 +61,21 @@ def wrap(model: M, budgets: Budgets | Mapping[str, Budgets] | None = None, **opt
     note_version()
     by_path: Mapping[str, Budgets] = budgets if isinstance(budgets, Mapping) else {}
     for_all = None if isinstance(budgets, Mapping) else budgets
-    towers, refused = find_towers(model, lambda path: by_path.get(path, for_all), _capturing(options, warmup=None))
+    without_file = _capturing(options, warmup=None)
+
+    def budgets_of(path: str) -> Budgets | None:
+        return by_path.get(path, for_all)
+
+    towers, refused = find_towers(model, budgets_of, without_file)
     if not (towers or refused or is_model(model)):
-        towers = dict(understood_by_calls(model, options))
+        towers = dict(understood_by_calls(model, budgets_of, without_file))
     if not towers:
         raise SpecError(_no_tower(model, refused))
     if unknown := sorted(by_path.keys() - towers.keys()):
         raise SpecError(f"budgets are for {unknown}, which are no towers: expected paths among {sorted(towers)}")
     shared = Shared(eager=refused)
     for path, tower in towers.items():
-        install(tower, by_path.get(path, for_all), _capturing(options, path), shared)
+        install(tower, budgets_of(path), _capturing(options, path), shared)
     return model
 
 

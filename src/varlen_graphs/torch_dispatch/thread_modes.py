@@ -69,6 +69,19 @@ class RunMode(ThreadDispatchMode):
         return False
 
 
+class _OwnNumbers(RunMode):
+    """Dispatch mode in which operators run as they are, but draw no random numbers of the process."""
+
+    def run_operator(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operator, and return its result."""
+        return func(*args, **kwargs)
+
+
+def run_aside(run: Callable[[], Result]) -> Result:
+    """Call a function in this thread as `run_under` does, with random numbers of its own."""
+    return run_under(run, _OwnNumbers(RandomStream()))
+
+
 class _NoCompiler(SimpleNamespace):
     """What `torch.compile` takes for a fake mode whose kernel is running: it calls the original function then.
 

@@ -61,15 +61,15 @@ def test_default_budgets_that_take_a_gpu_long_are_left_out():
     with torch.no_grad():
         encoder = vg.GraphedEncoder(Slow().eval(), vg.budgets.DefaultBudgets(budgets), spec, backend="cuda")
         assert torch.equal(encoder(rows, lengths=[100, 20]), encoder.module(rows))
-        assert 256 < max(budget.rows for budget in encoder.budgets if budget not in encoder.disabled) < 16_384
-        assert "of 16384 rows a run may take up to " in encoder.report()
+        assert 16_384 in {budget.rows for budget in encoder.disabled}
+        assert "rows a run may take up to " in encoder.report()
         given = vg.GraphedEncoder(Slow().eval(), [256, 8192], spec, backend="cuda")
         assert torch.equal(given(rows, lengths=[100, 20]), given.module(rows))
         assert not given.disabled
 
 
 def test_a_batch_of_pictures_larger_than_what_takes_a_gpu_long_is_split():
-    pictures, spec = torch.randn(16, 1024, 8, device="cuda"), vg.BufferSpec("x", vg.Batch())
+    pictures, spec = torch.randn(16, 1024, 8, device="cuda"), vg.BufferSpec("input", vg.Batch())
     module = torch.nn.Sequential(torch.nn.Flatten(0, 1), Slow(), torch.nn.Unflatten(0, (-1, 1024))).eval()
     with torch.no_grad():
         encoder = vg.GraphedEncoder(module, None, spec, backend="cuda")

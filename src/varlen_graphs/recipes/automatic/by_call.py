@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +17,7 @@ from varlen_graphs.errors import SpecError
 from varlen_graphs.recipes.automatic.call_models import CallForm, CallReader, Learned, learn
 from varlen_graphs.recipes.tower_encoder import SeveralEncoders, options_of_others
 from varlen_graphs.recipes.towers import check_loaded
+from varlen_graphs.torch_dispatch.thread_modes import run_aside
 
 FORMS = 16
 """Number of forms of calls that an encoder learns from."""
@@ -146,9 +148,9 @@ class CallEncoder(SeveralEncoders):
                 "shapes: expected a few; try padded=True for sequences with a mask, or declare what changes, see "
                 "docs/declarations.md"
             )
-        with self.as_it_was(), torch.no_grad():
+        with self.as_it_was():
             try:
-                learned = learn(module, self._reader.to_learn(form), self._padded)
+                learned = run_aside(partial(learn, module, self._reader.to_learn(form), self._padded))
             except SpecError as error:
                 self._refused += (_Refused(tensors, deepcopy(form.fixed), error.with_traceback(None)),)
                 raise
