@@ -32,7 +32,7 @@ ATTENTION_ROWS = ("72, 196", "72, 49 x 64", "72, 32 x 196", "72, 7056", "64, 705
 TEXT_MODELS = ("MiniLM-L6", "BERT-base", "ModernBERT-base", "Qwen3-Embedding-0.6B")
 
 BATCHES = {
-    "SigLIP so400m": (1, 32), "Pixtral 12B": (1, 4), "Whisper large v3": (1, 4), "timm ViT-L/16": (1, 16),
+    "SigLIP so400m": (1, 32), "Pixtral 12B": (1, 4), "Whisper large v3": (1, 4),
 }  # fmt: skip
 """The batches that a table shows of models that are not of text."""
 
@@ -110,17 +110,26 @@ def texts(result: Result) -> str:
     return table(header, lines)
 
 
-def wrapped(*results: Result) -> str:
+def wrapped(result: Result) -> str:
     """Models of images and sound that `vg.wrap` declares by itself, milliseconds."""
-    rows = {}
-    for row in (row for result in results for row in result["rows"]):
-        batch = row["batch"] if "batch" in row else int(row["input"].split(" of ")[0])
-        rows[row.get("model") or row["module"], batch] = row
+    rows = {(row["model"], row["batch"]): row for row in result["rows"]}
     lines = []
     for model, batch in ((model, batch) for model, batches in BATCHES.items() for batch in batches):
         row = rows[model, batch]
         lines.append((model, batch, row["eager_ms"], row["compiled_ms"], row.get("exact_ms"), bold(row["wrapped_ms"])))
     return table(("ms", "batch", "eager", "torch.compile", "exact graph", "wrapped"), lines)
+
+
+def modules(result: Result) -> str:
+    """Modules of other packages: milliseconds of a call, and seconds until all inputs were answered twice."""
+    lines = [
+        (row["module"], row["input"], row["eager_ms"], row.get("compiled_ms"), bold(row["wrapped_ms"]),
+         row.get("compiled_start_s"), row["wrapped_start_s"])
+        for row in result["rows"]
+        if not row["input"].startswith("4 of")
+    ]  # fmt: skip
+    names = ("ms", "input", "eager", "torch.compile", "wrapped", "torch.compile ready after, s", "wrapped, s")
+    return table(names, lines)
 
 
 def serving(result: Result) -> str:
@@ -212,6 +221,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "pixels": pixels,
     "start": start,
     "ladder": ladder,
+    "modules": modules,
     "parallel": parallel,
     "plan": plan,
     "coverage_totals": coverage.totals,

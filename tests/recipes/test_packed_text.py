@@ -188,6 +188,15 @@ def test_layers_run_fused(name, dtype):
     }
 
 
+@packs
+def test_a_wrapped_model_runs_fused():
+    model = vg.wrap(text_model("qwen3"), backend="tape", budgets=BUDGETS)
+    call = texts(model, [9, 30, 4])
+    expected = vg.unwrap(copy.deepcopy(model))(**call)
+    assert error_of(model(**call), expected, call["attention_mask"]) < 1e-5
+    assert operators(vg.encoders(model)[""], call)["varlen_graphs::silu_mul"] == model.config.num_hidden_layers
+
+
 class Shouting(transformers.Qwen3Model):
     """Gives twice as much for texts with one token of its own."""
 

@@ -212,7 +212,9 @@ def is_plain(module: Any, kind: type[nn.Module]) -> bool:
 
 def runs_own_forward(module: Any) -> bool:
     """Return True if calling a module runs the forward of its class, and no hooks."""
-    return not ("forward" in vars(module) or module._forward_hooks or module._forward_pre_hooks)
+    own = vars(module).get("forward")  # `vg.wrap` puts that of the class there while it makes an encoder
+    is_of_class = own is None or getattr(own, "is_of_class", False)
+    return is_of_class and not (module._forward_hooks or module._forward_pre_hooks)
 
 
 def _is_rms_norm(norm: Any) -> bool:
