@@ -172,8 +172,8 @@ class ModuleGuard:
 
         Changes of all weights (moving, casting or loading the module), and containers that grow or shrink, are found at
         once, a change of a single tensor, registration or entry within `CALLS` calls: comparing some hundred weights
-        takes longer than the rest of a call. Of tensors in closures only the memory is compared. What was
-        changed once may change again, so then every call compares everything.
+        takes longer than the rest of a call. Of tensors in closures only the memory is compared. What was changed once
+        may change again, so then every call compares everything.
         """
         sample = next(self._samples)
         return self.find_change() if self._was_changed or not sample.unchanged() else None

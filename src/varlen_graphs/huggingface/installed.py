@@ -321,7 +321,7 @@ class Installed:
         key = id(self), len(self._asides)  # a copy of this has none of these
         self._asides.add(key)
         aside, now = _aside(self._original, self, key, others.__next__), own.get(name)
-        aside.is_of_class = self._before is None  # type: ignore[attr-defined]
+        vars(aside)["is_of_class"] = self._before is None
         if now is not None:  # else nothing is installed any more
             own[name] = aside
         try:

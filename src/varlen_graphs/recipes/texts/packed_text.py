@@ -71,9 +71,10 @@ def packed_text(
     The encoder is called as the model is, with padded token ids, the mask and token types, and returns the model's own
     output class, with zeros past the end of each text. The graphs hold the model's own forward on the tokens of all
     texts one after another, with `varlen_attention`, causal and in sliding windows where the model has them: padding
-    costs nothing. Models with other attention run on padded batches, with a mask computed in
-    the graph; and those whose output depends on the padding, on texts of one length without a mask.
-    `TextEncoder.why_padded` has the reason. See docs/texts.md.
+    costs nothing. Layers of ModernBERT and Llama, such as those of Qwen3-Embedding, run with norms, rotation and SwiGLU
+    fused. Models with other attention run on padded batches, with a mask computed in the graph; and those whose output
+    depends on the padding, on texts of one length without a mask. `TextEncoder.why_padded` has the reason. See
+    docs/texts.md.
 
     Both are checked here: the declared forward runs on a few small batches of random tokens on the device of the model,
     watched for what no graph can hold, and is compared with the model's own. The runs are those of a copy that shares
