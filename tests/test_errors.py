@@ -350,7 +350,7 @@ DECLARATIONS = {
         "output is a sparse or nested tensor: expected a dense one; try output.to_dense()",
     ),
     "an output of a meta tensor": (
-        lambda: first_call(lambda x: x.to("meta")), vg.errors.SpecError, "output is a meta tensor: expected a dense one",
+        lambda: first_call(lambda x: x.to("meta")), vg.errors.SpecError, "output is a meta tensor: expected one with values",
     ),
     "torch.cond": (
         lambda: first_call(lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))), vg.errors.CaptureError,

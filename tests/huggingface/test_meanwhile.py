@@ -117,6 +117,25 @@ def test_the_first_call_may_be_checkpointed():
     assert x.grad is not None
 
 
+class NamesArguments(nn.Module):
+    """Looks for the names of its arguments."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(DIM, DIM)])
+
+    def forward(self, x):
+        return self.layers[0](x) * len(self.forward.__code__.co_varnames)
+
+
+def test_a_forward_finds_its_code():
+    model, x = NamesArguments().eval(), torch.randn(4, 6, DIM)
+    expected = model(x)
+    vg.wrap(model, backend="tape")
+    torch.testing.assert_close(model(x), expected)
+    assert vg.encoders(model)[""].stats.replays.total() == 1
+
+
 class Turned(nn.Module):
     """Returns its features channels first, as a view."""
 

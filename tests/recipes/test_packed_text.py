@@ -197,6 +197,21 @@ def test_a_wrapped_model_runs_fused():
     assert operators(vg.encoders(model)[""], call)["varlen_graphs::silu_mul"] == model.config.num_hidden_layers
 
 
+@pytest.mark.parametrize("name", ["qwen3", "modernbert"])
+def test_a_forward_that_is_replaced_after_the_capture_is_followed(name):
+    model = text_model(name)
+    encoder, call = text_encoder(name, model, capture=vg.options.Capture(on_change="recapture")), texts(model, [9, 4])
+    layer = model.layers[1]
+    with torch.no_grad():
+        encoder(**call)
+        layer.forward = lambda *args, **kwargs: 2 * type(layer).forward(layer, *args, **kwargs)
+        for _ in range(70):
+            out = encoder(**call)
+        assert error_of(out, model(**call), call["attention_mask"]) < 1e-5
+    assert not encoder.stats.eager
+    assert operators(encoder, call)["varlen_graphs::tile_schedule"] == 1
+
+
 class Shouting(transformers.Qwen3Model):
     """Gives twice as much for texts with one token of its own."""
 

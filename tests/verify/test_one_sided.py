@@ -73,14 +73,29 @@ def test_questions_to_all_that_lies_beside_the_rows_are_found(given, question, v
         torch.testing.assert_close(encoder(rows, lengths=[20, 10], given=values), module(rows, values))
 
 
-def test_questions_to_a_whole_batch_are_found():
-    module = Asks(ROWS["all are positive"]).eval()
-    encoder = vg.GraphedEncoder(module, [4], vg.BufferSpec("x", vg.Batch()), backend="tape")
+@pytest.mark.parametrize("budgets", [[4], [2], [1, 4], [3]])
+@pytest.mark.parametrize("question", [ROWS["all are positive"], ROWS["all are negative"]])
+def test_questions_to_a_whole_batch_are_found(budgets, question):
+    module = Asks(question).eval()
+    encoder = vg.GraphedEncoder(module, budgets, vg.BufferSpec(vg.inputs.Rows("x", (8,)), vg.Batch()), backend="tape")
     with torch.no_grad(), pytest.warns(UserWarning, match="failed verification"):
-        encoder(torch.randn(3, 8))
+        encoder.capture()
     with torch.no_grad():
-        batch = torch.rand(3, 8) + 1.5
-        torch.testing.assert_close(encoder(batch), module(batch))
+        for batch in (torch.rand(3, 8) + 1.5, -torch.rand(3, 8) - 0.1, -torch.rand(7, 8) - 0.1):
+            torch.testing.assert_close(encoder(batch), module(batch))
+
+
+@pytest.mark.parametrize("budgets", [[8, 16], [12, 64], [1, 64], [24]])
+@pytest.mark.parametrize("question", ROWS.values(), ids=ROWS.keys())
+def test_questions_to_few_rows_are_found(budgets, question):
+    module, sizes = Asks(question).eval(), [vg.budgets.Budget(rows) for rows in budgets]
+    spec = vg.BufferSpec(vg.inputs.Rows("x", (8,)), vg.Lengths("lengths"))
+    encoder = vg.GraphedEncoder(module, sizes, spec, backend="tape")
+    with torch.no_grad(), pytest.warns(UserWarning, match="failed verification"):
+        encoder.capture()
+    with torch.no_grad():
+        for rows in rows_of_all_signs():
+            torch.testing.assert_close(encoder(rows[:7], lengths=[4, 3]), module(rows[:7]))
 
 
 def test_a_module_that_takes_positive_rows_alone_is_graphed():

@@ -62,7 +62,7 @@ class Collected:
 
 
 def copies(tensors: Sequence[Tensor], nan_masks: Mapping[torch.dtype, Tensor] | None = None) -> list[Tensor]:
-    """Return copies of tensors in their memory format, in one launch for each dtype, if that is the usual one.
+    """Return copies of tensors in their memory format: one launch per dtype where all are contiguous, else one each.
 
     Queued on the current stream; no sync.
 
@@ -97,9 +97,9 @@ def copies(tensors: Sequence[Tensor], nan_masks: Mapping[torch.dtype, Tensor] | 
 def _empty(like: Tensor, shape: Sequence[int]) -> Tensor:
     """Return a tensor of a shape, with its dimensions in memory in the order of another one's, as the module has them.
 
-    Callers may ask for views of outputs.
+    Callers may ask for views of outputs. In place of an expanded tensor, whose entries share memory, a contiguous one.
     """
-    if like.is_contiguous() or 0 in like.stride():  # expanded
+    if like.is_contiguous() or 0 in like.stride():
         return like.new_empty(shape)
     order = sorted(range(like.dim()), key=like.stride, reverse=True)
     return torch.empty_permuted(shape, order, dtype=like.dtype, device=like.device)

@@ -34,8 +34,8 @@ WORTH = 1.5
 class Taken(NamedTuple):
     """Cost of a budget: the seconds of a run, and the bytes that it and the graph need.
 
-    On a GPU those of what is still to be computed once all is queued: before that, kernels compile. With little to
-    compute that is nothing.
+    On a GPU, the seconds that it computes on after the host has queued all of the run, because the host's own include
+    those of compiling kernels. A run that is bound by the host has none.
     """
 
     seconds: float
@@ -46,9 +46,9 @@ class Allowance:
     """Decides which default budgets are left out, because they take too much memory or time.
 
     Budgets are run, the smallest first; the next one is the largest whose run is allowed even if memory and time grow
-    with the product of rows and the longest segment, as those of dense attention do. So no run ever takes more than is
-    allowed, and what is left out in the end takes up to that product more than the largest one that was run. On a GPU,
-    where short runs do not tell their time, one run may take longer.
+    with the product of rows and the longest segment, as those of dense attention do. So no run takes more than is
+    allowed, but one on a GPU whose shorter runs were bound by the host; and what is left out in the end takes up to
+    that product more than the largest one that was run.
 
     Args:
         device: The device of the runs.
@@ -124,6 +124,8 @@ class Allowance:
     def _measure(self, budget: Budget, run: Callable[[Budget], object]) -> None:
         """Run a budget, and note what it takes."""
         meter, on_gpu = MemoryMeter(self._device), self._device.type == "cuda"
+        if on_gpu:
+            torch.cuda.current_stream(self._device).synchronize()  # what others have queued is no part of it
         try:
             if not (on_gpu or self._taken):
                 run(budget)  # fills what the module computes once and keeps

@@ -191,6 +191,8 @@ def _odd_prime(most: int) -> int:
 def _forward_override(module: nn.Module) -> Any:
     """Return the `forward` set on the instance; `None` if there is none, or that of its class, or one of an encoder."""
     forward = vars(module).get("forward")
+    if getattr(forward, "is_of_class", False):  # an encoder is being made
+        return None
     owner = getattr(forward, "__self__", forward)
     if owner is module and getattr(forward, "__func__", None) is type(module).forward:
         return None  # transformers 4.57 leaves it there where it has collected hidden states

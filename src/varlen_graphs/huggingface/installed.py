@@ -3,7 +3,6 @@
 import copy
 import functools
 import inspect
-import itertools
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -223,6 +222,11 @@ class Installed:
             return encoder
 
     @property
+    def is_of_class(self) -> bool:
+        """True if this is in place of the forward of the class, and of no other."""
+        return self._before is None
+
+    @property
     def __code__(self) -> CodeType:  # torch.export looks for the names of arguments there
         code: CodeType = self._original.__code__
         return code
@@ -317,11 +321,10 @@ class Installed:
 
         Other threads run it meanwhile, and are counted; for them this is still installed.
         """
-        own, name, others = vars(self.module), self.tower.name, itertools.count()
+        own, name = vars(self.module), self.tower.name
         key = id(self), len(self._asides)  # a copy of this has none of these
         self._asides.add(key)
-        aside, now = _aside(self._original, self, key, others.__next__), own.get(name)
-        vars(aside)["is_of_class"] = self._before is None
+        aside, now = _aside(self._original, self, key, self.is_of_class), own.get(name)
         if now is not None:  # else nothing is installed any more
             own[name] = aside
         try:
@@ -329,17 +332,21 @@ class Installed:
         finally:
             if own.get(name) is aside:  # else it was removed meanwhile
                 own[name] = now
-            self._count(BEING_MADE, next(others))
 
-    def is_aside(self, key: tuple[int, int]) -> bool:
-        """Return True if this stood aside by this key; else put it where it belongs in a copy of the module."""
-        if key in self._asides:
-            return True
+    def stood_aside(self, key: tuple[int, int]) -> bool:
+        """Return True if this stood aside by this key; False in a copy, made meanwhile, of the module."""
+        return key in self._asides
+
+    def settle(self) -> None:
+        """Put this, in a copy of the module, where what stood aside for the original is."""
         own = vars(self.module)
         for name in [name for name, value in own.items() if isinstance(value, functools.partial)]:
             if own[name].func is _answer_aside and own[name].args[1] is self:
                 own[name] = self
-        return False
+
+    def count_meanwhile(self) -> None:
+        """Count a call of another thread while the encoder is being made."""
+        self._count(BEING_MADE, 1)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Installed":
         module, before = copy.deepcopy((self.module, self._before), memo)
@@ -350,23 +357,24 @@ class Installed:
         return Installed, (self.tower, self._budgets, options, self.shared, self._before)
 
 
-def _aside(
-    forward: Callable[..., Any], one: Installed, key: tuple[int, int], count: Callable[[], int]
-) -> Callable[..., Any]:
+def _aside(forward: Callable[..., Any], one: Installed, key: tuple[int, int], is_of_class: bool) -> Callable[..., Any]:
     """Return what stands in place of a forward while its encoder is being made; a copy of the module copies both."""
-    made = functools.partial(_answer_aside, forward, one, key, threading.get_ident(), count)
-    return functools.update_wrapper(made, forward)
+    made = functools.update_wrapper(functools.partial(_answer_aside, forward, one, key, threading.get_ident()), forward)
+    vars(made)["is_of_class"] = is_of_class
+    if (code := getattr(forward, "__code__", None)) is not None:  # forwards may look for the names of their arguments
+        vars(made)["__code__"] = code
+    return made
 
 
 def _answer_aside(
-    forward: Callable[..., Any], one: Installed, key: tuple[int, int], thread: int, count: Callable[[], int],
-    /, *args: Any, **kwargs: Any,
+    forward: Callable[..., Any], one: Installed, key: tuple[int, int], thread: int, /, *args: Any, **kwargs: Any
 ) -> Any:  # fmt: skip
     """Answer by a forward as it is, and count calls of other threads; of a copy of the module, by its encoder."""
-    if not one.is_aside(key):
+    if not one.stood_aside(key):
+        one.settle()
         return one(*args, **kwargs)
     if threading.get_ident() != thread:
-        count()
+        one.count_meanwhile()
     return forward(*args, **kwargs)
 
 
@@ -388,5 +396,6 @@ def _installed_at(value: Any) -> Installed | None:
     """Return what is installed where a module holds a value, be its encoder just being made."""
     if isinstance(value, functools.partial) and value.func is _answer_aside:
         value, key = value.args[1:3]
-        value.is_aside(key)
+        if not value.stood_aside(key):
+            value.settle()
     return value if isinstance(value, Installed) else None

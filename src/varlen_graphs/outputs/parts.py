@@ -166,9 +166,11 @@ def _visit(part: Any, declared: Declared, path: Path, parts: Parts) -> Rebuild:
                 "Entries(...)"
             )
         if part.is_nested or part.layout is not torch.strided or part.is_meta:
-            form = "a meta tensor" if part.is_meta else "a sparse or nested tensor"
-            hint = "" if part.is_meta else f"; try {name_of(path)}.to_dense()"
-            raise SpecError(f"{name_of(path)} is {form}: expected a dense one{hint}")
+            if part.is_meta:
+                raise SpecError(f"{name_of(path)} is a meta tensor: expected one with values")
+            raise SpecError(
+                f"{name_of(path)} is a sparse or nested tensor: expected a dense one; try {name_of(path)}.to_dense()"
+            )
         parts.tensors.append(require_replicated(part, name_of(path)))
         parts.extents.append(declared)
         parts.paths.append(path)

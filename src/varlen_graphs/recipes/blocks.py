@@ -67,9 +67,7 @@ def add_norm(x: Tensor, delta: Tensor, norm: Any) -> tuple[Tensor, Tensor]:
     """
     if norm is None:
         total = normed = x + delta
-    elif is_plain(norm, nn.LayerNorm) and _same_dtype(
-        x, delta, norm.weight, norm.weight if norm.bias is None else norm.bias
-    ):
+    elif is_plain(norm, nn.LayerNorm) and _same_dtype(x, delta, *norm.parameters()):
         total, normed = add_layer_norm(x, delta, norm.weight, norm.bias, norm.eps)
     elif _is_rms_norm(norm) and _same_dtype(x, delta, norm.weight):
         total, normed = add_rms_norm(x, delta, norm.weight, norm.variance_epsilon)
@@ -80,7 +78,7 @@ def add_norm(x: Tensor, delta: Tensor, norm: Any) -> tuple[Tensor, Tensor]:
 
 
 def rms_norm(x: Tensor, norm: Any) -> Tensor:
-    """Return `norm(x)` for `x` `[rows, dim]`; a plain RMS norm makes one pass over memory and rounds once."""
+    """Return `norm(x)` for `x` `[..., dim]`; a plain RMS norm makes one pass over memory and rounds once."""
     if _is_rms_norm(norm) and _same_dtype(x, norm.weight):
         return F.rms_norm(x, norm.weight.shape, norm.weight, norm.variance_epsilon)
     out: Tensor = norm(x)
@@ -212,7 +210,7 @@ def is_plain(module: Any, kind: type[nn.Module]) -> bool:
 
 def runs_own_forward(module: Any) -> bool:
     """Return True if calling a module runs the forward of its class, and no hooks."""
-    own = vars(module).get("forward")  # `vg.wrap` puts that of the class there while it makes an encoder
+    own = vars(module).get("forward")  # where `vg.wrap` puts what stands for that of the class
     is_of_class = own is None or getattr(own, "is_of_class", False)
     return is_of_class and not (module._forward_hooks or module._forward_pre_hooks)
 

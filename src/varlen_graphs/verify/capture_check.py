@@ -5,7 +5,6 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import cycle
 from typing import NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -43,8 +42,8 @@ FEW_ROWS = (
 )
 
 
-SIGNS: tuple[Kind, ...] = ("positive", "negative", "plain")
-"""Kinds of numbers in items at the edges of a budget, in turn."""
+SIGNS: tuple[Kind, ...] = ("positive", "negative")
+"""Kinds of numbers with which padding of zeros is the odd one out."""
 
 
 class Case(NamedTuple):
@@ -211,8 +210,11 @@ class _Checks:
         mixed = spec.usage.of(next(layouts.mixed(largest)))
         ordered = min(budget for budget in budgets if budget.holds(*mixed) or budget is largest)
         cases = [Case(budget, layouts.mixed(budget), budget is ordered) for budget in {largest: 0, ordered: 0}]
-        edges = zip(layouts.edges(smallest), cycle(SIGNS), strict=False)
-        cases += [Case(smallest, [one], must_run=False, kind=kind) for one, kind in edges]
+        roomy = zip(layouts.with_room(sorted(budgets)), SIGNS, strict=False)
+        signed = [Case(budget, [one], must_run=False, kind=kind) for (budget, one), kind in roomy]
+        tried = [one for case in signed if case.budget is smallest for one in case.layouts]
+        edges = [one for one in layouts.edges(smallest) if one not in tried]
+        cases += [*signed, *(Case(smallest, [one], must_run=False) for one in edges)]
         cases += [Case(smallest, [one], must_run=False, itself=False) for one in layouts.full(smallest)]
         if any(isinstance(buffer, AttentionMask) for buffer in spec.buffers):  # short items show no window
             cases += [Case(largest, [one], must_run=False) for one in layouts.longest(largest)]

@@ -25,13 +25,16 @@ def fused_layers(model: nn.Module) -> Layers | None:
     return LAYERS.get(files.pop()) if own else None
 
 
-def fused_forward(layers: Layers) -> Callable[..., dict[str, Any]]:
-    """Return the packed forward of a model with such layers."""
+def fused_or(own: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """Return the packed forward of a model with such layers; its `own`, once a forward of them has been replaced."""
 
     def forward(
         model: Any, ids: Tensor, positions: Tensor, cu_seqlens: Tensor, max_seqlen: int,
-        output_hidden_states: Any = None, **_: Any,
+        output_hidden_states: Any = None, **more: Any,
     ) -> dict[str, Any]:  # fmt: skip
+        if (layers := fused_layers(model)) is None:
+            more |= {} if output_hidden_states is None else {"output_hidden_states": output_hidden_states}
+            return own(model, ids, positions, cu_seqlens, max_seqlen, **more)
         states, last = layers(model, ids, positions, cu_seqlens, max_seqlen)
         return {ROWS: last} | recorded(states, last, output_hidden_states)
 
