@@ -210,11 +210,11 @@ class _Checks:
         mixed = spec.usage.of(next(layouts.mixed(largest)))
         ordered = min(budget for budget in budgets if budget.holds(*mixed) or budget is largest)
         cases = [Case(budget, layouts.mixed(budget), budget is ordered) for budget in {largest: 0, ordered: 0}]
-        roomy = zip(layouts.with_room(sorted(budgets)), SIGNS, strict=False)
-        signed = [Case(budget, [one], must_run=False, kind=kind) for (budget, one), kind in roomy]
-        tried = [one for case in signed if case.budget is smallest for one in case.layouts]
-        edges = [one for one in layouts.edges(smallest) if one not in tried]
-        cases += [*signed, *(Case(smallest, [one], must_run=False) for one in edges)]
+        roomy = next(layouts.with_room(sorted(budgets)), None)
+        if roomy is not None:
+            cases += [Case(roomy[0], [roomy[1]], must_run=False, kind=kind) for kind in SIGNS]
+        edges = (one for one in layouts.edges(smallest) if (smallest, one) != roomy)
+        cases += [Case(smallest, [one], must_run=False) for one in edges]
         cases += [Case(smallest, [one], must_run=False, itself=False) for one in layouts.full(smallest)]
         if any(isinstance(buffer, AttentionMask) for buffer in spec.buffers):  # short items show no window
             cases += [Case(largest, [one], must_run=False) for one in layouts.longest(largest)]

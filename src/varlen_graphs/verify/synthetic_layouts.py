@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import cycle
 
 from varlen_graphs.budgets.budget import Budget
 from varlen_graphs.declaration.buffer_spec import BufferSpec
@@ -159,16 +158,10 @@ class SyntheticLayouts:
         yield from (layout for layout in dict.fromkeys(layouts) if self._fits(layout, budget))
 
     def with_room(self, budgets: Sequence[Budget]) -> Iterator[tuple[Budget, Layout]]:
-        """Yield such layouts, each with the first budget that it leaves padding in, again and again; none without."""
-        layouts = dict.fromkeys(self._layout(sizes) for sizes in EDGES)
-        found = [
-            (budget, layout)
-            for layout in layouts
-            for budget in budgets
-            if layout.size < budget.rows and self._fits(layout, budget)
-        ]
-        firsts = {layout: budget for budget, layout in reversed(found)}
-        yield from cycle([(firsts[layout], layout) for layout in layouts if layout in firsts])
+        """Yield such layouts, each with the budgets that it leaves padding in."""
+        for layout in dict.fromkeys(self._layout(sizes) for sizes in EDGES):
+            fitting = (budget for budget in budgets if layout.size < budget.rows and self._fits(layout, budget))
+            yield from ((budget, layout) for budget in fitting)
 
     def full(self, budget: Budget) -> Iterator[Layout]:
         """Yield layouts of all items, rows or segments of a budget.
