@@ -31,8 +31,8 @@ class Ladder:
     second to capture, check and time. Steps of 1.05 waste about 3 % of the rows of single items on padding, steps of
     1.02 about 2 % and of 1.12 about 6 %, powers of two about a quarter. A row costs some per cent more in one budget
     than in the next, by how many tiles its matrix products have; fine steps leave a good one near any size, and calls
-    use the cheapest that was measured.
-    Between the ends, row counts are multiples of 32 up to 1,024, and above that 16 less than a multiple of 64.
+    use the cheapest that was measured. Between the ends, row counts are multiples of 32 up to 1,024, and above that 16
+    less than a multiple of 64.
 
     Attributes:
         min: Rows of the smallest budget.

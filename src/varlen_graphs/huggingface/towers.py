@@ -96,10 +96,9 @@ def find_towers(
         else:
             continue
         inside += (f"{path}." if path else "",)
-    for path in unknown:
-        _check_options(budgets_of(path), options)
     for path, module in unknown.items():
         if not any(one.startswith(f"{path}." if path else "") for one in towers):
+            _check_options(budgets_of(path), options)
             towers[path] = Understood(module, by_call, declared=False, options={})
             del refused[path]
     return towers, refused
@@ -129,7 +128,7 @@ def understood_by_calls(
 def _check_options(budgets: Budgets | None, options: Mapping[str, Any]) -> None:
     """Raise the error for options or budgets that no encoder of a module that is understood by calls takes."""
     own = {name: one for name, one in options.items() if name != "padded"}
-    padded = "padded" in options or isinstance(budgets, PaddedLadder)
+    padded = options.get("padded") or isinstance(budgets, PaddedLadder)
     sizes = None if padded else budgets  # whether batches are padded ones, calls tell
     GraphedEncoder(nn.Identity(), sizes, BufferSpec("input", Batch()), **own)
 

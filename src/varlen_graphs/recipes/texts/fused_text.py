@@ -29,14 +29,12 @@ def fused_or(own: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]
     """Return the packed forward of a model with such layers; its `own`, once a forward of them has been replaced."""
 
     def forward(
-        model: Any, ids: Tensor, positions: Tensor, cu_seqlens: Tensor, max_seqlen: int,
-        output_hidden_states: Any = None, **more: Any,
-    ) -> dict[str, Any]:  # fmt: skip
+        model: Any, ids: Tensor, positions: Tensor, cu_seqlens: Tensor, max_seqlen: int, **given: Any
+    ) -> dict[str, Any]:
         if (layers := fused_layers(model)) is None:
-            more |= {} if output_hidden_states is None else {"output_hidden_states": output_hidden_states}
-            return own(model, ids, positions, cu_seqlens, max_seqlen, **more)
+            return own(model, ids, positions, cu_seqlens, max_seqlen, **given)
         states, last = layers(model, ids, positions, cu_seqlens, max_seqlen)
-        return {ROWS: last} | recorded(states, last, output_hidden_states)
+        return {ROWS: last} | recorded(states, last, given.get("output_hidden_states"))
 
     return forward
 
@@ -103,4 +101,4 @@ LAYERS: dict[str, Layers] = {
         ("llama", _llama), ("mistral", _llama), ("qwen2", _llama), ("qwen3", _llama), ("modernbert", _modern_bert),
     )
 }  # fmt: skip
-"""What runs the layers of a model, by the file of its class."""
+"""Functions that run the layers of a model, by the file of its class."""
