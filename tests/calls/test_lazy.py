@@ -208,7 +208,7 @@ def test_what_fails_is_told_to_whoever_captures_and_calls_go_on_eager():
     with pytest.raises(vg.errors.CaptureError, match="no grid of so many blocks"):
         encoder.capture_pending()
     check(encoder, [20])
-    assert "nothing could be captured, so calls run eager: ValueError: no grid of so many blocks" in encoder.report()
+    assert "nothing could be captured: ValueError: no grid of so many blocks" in encoder.report()
     future = encoder.capture_in_background()
     assert isinstance(future.exception(60), vg.errors.CaptureError)
     check(encoder, [20])

@@ -103,6 +103,64 @@ def test_any_number_of_encoders_is_compiled():
     assert len(graphs) == 20
 
 
+class Layer(torch.nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.inner, self.outer = torch.nn.Linear(8, width), torch.nn.Linear(width, 8)
+
+    def forward(self, x):
+        return x + self.outer(torch.relu(self.inner(x)))
+
+
+class Tower(torch.nn.Module):
+    """Layers, of which the last has another size."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.layers = kind(*map(Layer, [16] * 5 + [24])) if kind is torch.nn.Sequential else kind(map(Layer, [16] * 6))
+        self.skips = False
+
+    def forward(self, x):
+        for layer in self.layers[self.skips :]:
+            x = layer(x)
+        return x
+
+
+@pytest.mark.parametrize(("kind", "graphs"), [(torch.nn.ModuleList, 1), (torch.nn.Sequential, 2)])
+def test_of_repeated_blocks_those_that_differ_are_compiled_and_no_more(kind, graphs):
+    tower, counter = Tower(kind), CompileCounter()
+    compiled = CompiledForward(tower, tower, backend=counter)
+    with torch.no_grad():
+        for rows in (64, 32, 8, 16):
+            x = torch.randn(rows, 8)
+            torch.testing.assert_close(compiled(vg.budgets.Budget(rows), x=x), tower(x))
+    assert counter.frame_count == graphs
+    assert not any("forward" in vars(layer) for layer in tower.layers)
+
+
+def test_a_forward_that_does_not_run_all_blocks_is_compiled_as_a_whole():
+    tower, counter = Tower(torch.nn.ModuleList), CompileCounter()
+    tower.skips = True
+    compiled = CompiledForward(tower, tower, backend=counter)
+    with torch.no_grad():
+        x = torch.randn(64, 8)
+        torch.testing.assert_close(compiled(vg.budgets.Budget(64), x=x), tower(x))
+        blocks = counter.op_count
+        torch.testing.assert_close(compiled(vg.budgets.Budget(32), x=x[:32]), tower(x[:32]))
+    assert counter.op_count == blocks
+    assert counter.frame_count == 2  # a block, before it is known, and all that run
+
+
+def test_a_block_keeps_a_forward_of_its_own():
+    tower = Tower(torch.nn.ModuleList)
+    tower.layers[0].forward = own = lambda x: -x
+    compiled = CompiledForward(tower, tower, backend="eager")
+    x = torch.randn(64, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(vg.budgets.Budget(64), x=x), tower(x))
+    assert tower.layers[0].forward is own
+
+
 def recipe(name, **options):
     if name == "minicpmv":
         return vg.recipes.minicpmv(*minicpm.models("2.6"), [256, 512, 1024], **options)

@@ -115,11 +115,22 @@ def test_budgets_are_measured_again_after_a_release():
 def test_default_budgets_are_bounded_by_the_time_until_the_first_answer():
     spec = vg.BufferSpec("pictures", vg.Batch(), outputs=vg.outputs.Items())
     encoder = vg.GraphedEncoder(Slow().eval(), None, spec, backend="tape", verify=vg.options.Verify(at_capture=False))
-    pictures = torch.randn(1, 3, 4, 4)
-    torch.testing.assert_close(encoder(pictures), pictures.mean((1, 2, 3)))
+    for count in (1, 20):
+        pictures = torch.randn(count, 3, 4, 4)
+        torch.testing.assert_close(encoder(pictures), pictures.mean((1, 2, 3)))
     assert {budget.items for budget in encoder.disabled} >= {32}
     assert "rows, are left out" in encoder.report()
     assert not encoder.stats.eager
+
+
+def test_where_items_are_alike_calls_capture_what_they_need_and_no_more():
+    spec = vg.BufferSpec("input", vg.Batch())
+    encoder = vg.GraphedEncoder(torch.nn.Linear(8, 8).eval(), None, spec, backend="tape")
+    for count, captured in ((3, {4}), (1, {1, 4}), (30, {1, 4, 32}), (4, {1, 4, 32})):
+        x = torch.randn(count, 8)
+        torch.testing.assert_close(encoder(x), encoder.module(x))
+        assert {one.rows for graphs in encoder.executor.store.sets for one in graphs.budgets} == captured
+    assert encoder.stats.checked.total() == 3  # the first call of each, after the check at its capture
 
 
 def test_the_proof_leaves_out_what_takes_long_and_the_report_says_so():

@@ -462,6 +462,26 @@ def test_layers_that_come_go_or_move_are_found_by_the_next_call(change, kind, li
     assert distance(encoder(rows, lengths=[6]), encoder.eager(rows, lengths=[6])) < 1e-6
 
 
+class Named(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleDict({"first": nn.Linear(8, 8), "between": nn.ReLU(), "last": nn.Linear(8, 8)})
+
+    def forward(self, x):
+        for layer in self.layers.values():
+            x = layer(x)
+        return x
+
+
+def test_parts_in_another_order_are_found_soon():
+    encoder = vg.GraphedEncoder(Named().eval(), [64], vg.BufferSpec("x", vg.Lengths("lengths")), backend="tape")
+    rows = rows_for([6])
+    encoder(rows, lengths=[6])
+    encoder.module.layers["first"] = encoder.module.layers.pop("first")
+    with pytest.raises(vg.errors.StaleGraphError, match="submodules in another order"):
+        _ = [encoder(rows, lengths=[6]) for _ in range(CALLS)]
+
+
 def test_a_registry_made_anew_with_the_same_parts_is_no_change():
     encoder, rows, expected = layers_encoder(nn.ModuleList, False)
     encoder.module.layers.append(encoder.module.layers.pop(2))

@@ -156,10 +156,11 @@ class Odd(nn.Module):
             r"Tensor\.__(bool|float)__ reads a tensor on the host.*test_by_call",
         ),
         (lambda x, others: x - x.mean(0), "depends on the other inputs of the batch"),
-        (lambda x, others: x.sum(), "no output has entries"),
+        (lambda x, others: x.sum(), "none of its outputs has an entry"),
+        (lambda x, others: (x, x.sum()), r"its outputs \[1\] have no entry"),
         (lambda x, others: x + torch.rand_like(x), "or on chance"),
     ],
-    ids=["host", "items", "sum", "chance"],
+    ids=["host", "items", "sum", "scalar", "chance"],
 )
 def test_what_no_graph_may_answer_runs_eager_with_the_reason(run, message):
     model = vg.wrap(made(Odd, run), backend="tape")
@@ -173,6 +174,120 @@ def test_tensors_inside_of_arguments_are_named():
     model = vg.wrap(made(Odd, lambda x, others: x + others[0]), backend="tape")
     with pytest.warns(UserWarning, match=r"Odd takes \['others'\], which hold tensors"):
         model(torch.randn(3, DIM), [torch.ones(3, DIM)])
+
+
+def test_the_report_says_why_the_last_call_was_refused():
+    model = vg.wrap(made(Odd, lambda x, others: x.sum()), backend="tape")
+    with pytest.warns(UserWarning, match="runs eager"):
+        model(torch.randn(3, DIM))
+    assert "the last one was refused: Odd cannot be graphed" in vg.encoders(model).report()
+    for _ in range(5):
+        model(torch.randn(3, DIM))
+    assert eager(model) == {"": {"arguments that vg.wrap did not understand": 6}}
+
+
+class Streams(nn.Module):
+    """Keeps the rows of earlier calls, if asked to."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.kept = nn.Linear(DIM, DIM), None
+        self.register_buffer("mean", torch.zeros(DIM))
+
+    def forward(self, x, keeps=False, averages=False):
+        y = self.linear(x)
+        if averages:
+            self.mean = torch.lerp(self.mean, y.mean((0, 1)), 0.1)
+        if keeps:
+            self.kept = y if self.kept is None else torch.cat([self.kept, y], 1)
+            y = y + self.kept.mean(1, keepdim=True)
+        return y
+
+
+@pytest.mark.parametrize("how", ["keeps", "averages"])
+def test_what_a_module_keeps_in_calls_with_other_arguments_is_of_these_calls_alone(how):
+    model, own = wrapped(made(Streams))
+    for rows in (4, 1, 1):
+        call = torch.randn(2, rows, DIM)
+        torch.testing.assert_close(model(call, **{how: True}), own(call, **{how: True}))
+    assert torch.equal(model.mean, own.mean)
+    assert (model.kept is None) == (own.kept is None)
+    assert own.kept is None or torch.equal(model.kept, own.kept)
+
+
+def test_hooks_see_the_calls_alone_that_bring_other_arguments():
+    model, seen = wrapped(made(Streams))[0], []
+    model.linear.register_forward_hook(lambda module, args, output: seen.append(len(args[0])))
+    for count in (2, 3):
+        model(torch.randn(count, 4, DIM), averages=True)
+    assert seen == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("run", "call"),
+    [
+        (lambda x: x.dequantize() * 2, lambda: torch.quantize_per_tensor(torch.randn(2, DIM), 0.1, 0, torch.qint8)),
+        (lambda x: x.real + x.imag, lambda: torch.randn(2, DIM, dtype=torch.complex64).conj()),
+        (lambda x: x * 2, lambda: torch.randn(2, 0, DIM)),
+    ],
+    ids=["quantized", "conjugated", "empty"],
+)
+def test_calls_of_unusual_tensors_are_answered(run, call):
+    class Plain(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(()))
+
+        def forward(self, x):
+            return run(x) * self.scale
+
+    model, own = wrapped(Plain().eval())
+    for _ in range(2):
+        x = call()
+        torch.testing.assert_close(model(x), own(x))
+    if not x.is_quantized:
+        model(torch.randn(2, 4, DIM, dtype=x.dtype))
+        torch.testing.assert_close(model(x), own(x))
+
+
+def test_an_empty_tensor_beside_the_batch_runs_eager():
+    class Prompted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(()))
+
+        def forward(self, x, prompt):
+            return torch.cat([prompt, x], 1) * self.scale
+
+    model, own = wrapped(Prompted().eval())
+    for length in (3, 0):
+        call = torch.randn(2, 4, DIM), torch.randn(2, length, DIM)
+        torch.testing.assert_close(model(*call), own(*call))
+    assert replays(model) == 1
+    assert sum(eager(model)[""].values()) == 1
+
+
+def test_layers_of_an_rnn_are_understood():
+    model, own = wrapped(nn.GRU(DIM, DIM, batch_first=True).eval())
+    for count in (2, 5):
+        call = torch.randn(count, 3, DIM)
+        for ours, expected in zip(model(call), own(call), strict=True):
+            torch.testing.assert_close(ours, expected)
+    assert replays(model) == 2
+
+
+def test_a_call_that_fails_in_the_library_is_answered_by_the_module():
+    def fails(module):
+        raise ZeroDivisionError("of a function that asks")
+
+    module = made(Classifier)
+    own = copy.deepcopy(module)
+    model = vg.wrap(module, backend="tape", eager_if=fails)
+    call = images(2)
+    with pytest.warns(UserWarning, match=r"a call of Classifier.*runs eager: ZeroDivisionError"):
+        torch.testing.assert_close(model(call), own(call))
+    assert eager(model)[""] == {"an error in varlen_graphs": 1}
+    assert "of a function that asks" in vg.encoders(model).report()
 
 
 def test_errors_of_the_module_are_its_own():

@@ -421,3 +421,53 @@ DECLARATIONS = {
 def test_bad_declarations_raise_named_errors(make, error, message):
     with pytest.raises(error, match=re.escape(message)):
         make()
+
+
+class ReadsPadding(torch.nn.Module):
+    """Averages over padding, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = torch.nn.Embedding(50, 8)
+
+    def forward(self, ids, mask):
+        return self.embedding(ids).mean(1)
+
+
+def test_where_graphs_were_wrong_eager_runs_find_the_padding_that_came(monkeypatch):
+    module = ReadsPadding().eval()
+    spec = vg.BufferSpec(
+        vg.inputs.Rows("ids", shape=(), dtype=torch.int64), vg.Mask("mask"), outputs=vg.outputs.Items()
+    )
+    encoder = vg.GraphedEncoder(module, [vg.budgets.Budget.padded(4, 32)], spec, backend="tape")
+    ids, mask = torch.full((2, 9), 17), torch.ones(2, 9, dtype=torch.int64)
+    mask[0, 5:] = 0
+    with pytest.warns(UserWarning, match="failed verification"):
+        torch.testing.assert_close(encoder(ids, mask=mask), module(ids, mask))
+    for run in (encoder, encoder.eager, encoder.train()):
+        torch.testing.assert_close(run(ids, mask=mask), module(ids, mask))
+    monkeypatch.setenv("VARLEN_GRAPHS_DISABLE", "1")
+    torch.testing.assert_close(encoder.eval()(ids, mask=mask), module(ids, mask))
+    assert not encoder.stats.replays.total()
+
+
+class SumsPadding(torch.nn.Module):
+    """Adds up all rows of an item: of padding, too, which makes no difference while that holds zeros."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 8, bias=False)
+
+    def forward(self, x, mask):
+        return self.linear(x).sum(1)
+
+
+def test_a_module_that_reads_what_padding_holds_is_found_by_a_call_that_brings_some():
+    module = SumsPadding().eval()
+    spec = vg.BufferSpec(vg.inputs.Rows("x", shape=(8,)), vg.Mask("mask"), outputs=vg.outputs.Items())
+    encoder = vg.GraphedEncoder(module, [vg.budgets.Budget.padded(4, 32)], spec, backend="tape")
+    x, mask = torch.randn(2, 9, 8), torch.ones(2, 9, dtype=torch.int64)
+    mask[0, 5:] = 0
+    for _ in range(3):
+        torch.testing.assert_close(encoder(x, mask=mask), module(x, mask))
+    assert dict(encoder.stats.eager) == {"its budget gave a wrong output": 2}

@@ -86,7 +86,7 @@ def test_a_lazy_encoder_captures_for_batches_too(in_background):
     assert "1 eager run: not captured yet" in encoder.report()
     if in_background:
         future = encoder.capture_in_background()
-        wait_for(encoder.batches, encoder.batches.budgets[-1:])
+        wait_for(encoder.batches, [budget for budget in encoder.batches.budgets if budget.items == 4])
         assert future.cancel()
     else:
         assert encoder.capture_pending()

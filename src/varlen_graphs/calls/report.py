@@ -27,7 +27,7 @@ def report(name: str, store: GraphStore, stats: Stats, detail: bool) -> str:
     costs, disabled, used = budgets.costs, dict(budgets.disabled), [*stats.replays]  # copied: other threads change them
     lines = [name]
     if failure is not None:
-        lines += [f"nothing could be captured, so calls {'run eager' if store.lazy else 'raise an error'}: {failure}"]
+        lines += [f"nothing could be captured: {failure}"]
     if stats.capture_failures:
         lines += [
             f"captures in the background were ended by {counted(stats.capture_failures, 'error')}, the last: "

@@ -31,8 +31,8 @@ def is_integers(value: Any, dims: int) -> bool:
 
 
 def is_dense(tensor: Tensor) -> bool:
-    """Return True unless the tensor is sparse, nested or on the meta device."""
-    return tensor.layout is torch.strided and not (tensor.is_nested or tensor.is_meta)
+    """Return True unless the tensor is sparse, nested, quantized or on the meta device."""
+    return tensor.layout is torch.strided and not (tensor.is_nested or tensor.is_meta or tensor.is_quantized)
 
 
 def check_not_freed(tensor: Tensor, name: str) -> None:

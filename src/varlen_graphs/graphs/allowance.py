@@ -30,12 +30,14 @@ SHARE, SHARE_OF_ALL = 0.5, 0.75
 WORTH = 1.5
 """Growth of a budget below which another run would hardly tell more."""
 
+BUSY = 1.1
+"""Ratio of the time until a GPU is done to the host's own from which a run is bound by the GPU."""
+
 
 class Taken(NamedTuple):
     """Cost of a budget: the seconds of a run, and the bytes that it and the graph need.
 
-    On a GPU, the seconds that it computes on after the host has queued all of the run, because the host's own include
-    those of compiling kernels. A run that is bound by the host has none.
+    A run that keeps a GPU waiting for the host counts as none: a replay would take less by an unknown part.
     """
 
     seconds: float
@@ -53,35 +55,45 @@ class Allowance:
     Args:
         device: The device of the runs.
         alike: True if all items are alike.
-
-    Attributes:
-        is_measured: True once budgets were run, or failed to.
     """
 
     def __init__(self, device: torch.device, alike: bool) -> None:
         self._device = device
         self._seconds = (ALIKE_S if alike else FIRST_ANSWER_S)[device.type] / RUNS
-        self.is_measured = False
         self._taken: dict[Budget, Taken] = {}
         self._memory: float | None = None  # available before the runs, which may not have given theirs back
         self._failed = math.inf  # weight of the smallest budget for a run of which there was no memory
 
-    def of_runs(self, budgets: Sequence[Budget], run: Callable[[Budget], object]) -> dict[Budget, str]:
+    def of_runs(
+        self, budgets: Sequence[Budget], run: Callable[[Budget], object], again: Callable[[Budget], object]
+    ) -> dict[Budget, str]:
         """Run as many of these budgets as it takes, and return those to leave out, with the reasons.
 
-        The smallest one is never left out. The largest that is kept, or one nearly as large, is run in any case: what
-        the module writes in long runs alone shows in no other.
+        None, if larger ones were run before. The first of all, which is the smallest one, is never left out. The
+        largest that is kept, or one nearly as large, is run in any case: what the module writes in long runs alone
+        shows in no other.
+
+        Args:
+            budgets: The budgets.
+            run: Runs one.
+            again: Runs it again, with nothing that watches the run.
         """
-        smallest, *others = sorted(budgets, key=_weight)
-        self.is_measured, self._memory = True, available_bytes(self._device)
-        following = smallest
+        if not self._is_worth(max(budgets, key=_weight)):
+            return {}
+        others = sorted(budgets, key=_weight)
+        self._memory = available_bytes(self._device)
+        if not self._taken:
+            self._measure(others.pop(0), run, again)
         while True:
-            self._measure(following, run)
             reasons = {budget: self._why_not(budget) for budget in others}
-            allowed = [budget for budget, reason in reasons.items() if reason is None]
-            following = max(allowed, key=_weight, default=smallest)
-            if _weight(following) < WORTH * max(map(_weight, self._taken), default=0):
+            following = max((one for one, reason in reasons.items() if reason is None), key=_weight, default=None)
+            if following is None or not self._is_worth(following):
                 return {budget: reason for budget, reason in reasons.items() if reason is not None}
+            self._measure(following, run, again)
+
+    def _is_worth(self, budget: Budget) -> bool:
+        """Return True if a run of a budget would tell more than those that were made."""
+        return _weight(budget) >= WORTH * max(map(_weight, self._taken), default=0)
 
     def of_tapes(self, budgets: Sequence[Budget]) -> dict[Budget, str]:
         """Return those of these budgets for whose tapes, which share no memory, there is none left.
@@ -121,23 +133,21 @@ class Allowance:
             return f"a run may take up to {taken.seconds:.1f} s, and capture and check take some {RUNS} runs"
         return None
 
-    def _measure(self, budget: Budget, run: Callable[[Budget], object]) -> None:
+    def _measure(self, budget: Budget, run: Callable[[Budget], object], again: Callable[[Budget], object]) -> None:
         """Run a budget, and note what it takes."""
         meter, on_gpu = MemoryMeter(self._device), self._device.type == "cuda"
-        if on_gpu:
-            torch.cuda.current_stream(self._device).synchronize()  # what others have queued is no part of it
         try:
             if not (on_gpu or self._taken):
                 run(budget)  # fills what the module computes once and keeps
             with compiling_in_threads() as compilation:
                 start = time.perf_counter()
                 run_under(partial(run, budget), meter)
+                seconds = time.perf_counter() - start
             if compilation.used_references:  # which take other memory
                 meter = MemoryMeter(self._device)
                 run_under(partial(run, budget), meter)
             if on_gpu:
-                start = time.perf_counter()
-                torch.cuda.current_stream(self._device).synchronize()
+                seconds = self._busy_seconds(partial(again, budget))
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
@@ -146,7 +156,18 @@ class Allowance:
             self._failed = min(self._failed, _weight(budget))
         else:
             memory = meter.most if on_gpu else meter.most + meter.total  # a tape keeps all results beside a run
-            self._taken[budget] = Taken(time.perf_counter() - start, memory)
+            self._taken[budget] = Taken(seconds, memory)
+
+    def _busy_seconds(self, run: Callable[[], object]) -> float:
+        """Return the seconds that a run keeps the GPU busy; 0 if it waits for the host meanwhile."""
+        stream = torch.cuda.current_stream(self._device)
+        stream.synchronize()  # what others have queued is no part of it
+        start = time.perf_counter()
+        run()
+        host = time.perf_counter() - start
+        stream.synchronize()
+        seconds = time.perf_counter() - start
+        return seconds if seconds > BUSY * host else 0.0
 
 
 def _weight(budget: Budget) -> int:

@@ -188,10 +188,12 @@ class BoundForward:
             return error
         return error
 
-    def run_probe(self, probe: tuple[Tensor, ItemTable, dict[str, Tensor]], which: int = 0) -> Parts:
-        """Run a few rows without padding."""
+    def run_probe(
+        self, probe: tuple[Tensor, ItemTable, dict[str, Tensor]], which: int = 0, checked: bool = True
+    ) -> Parts:
+        """Run a few rows without padding, see `run_on_sample`."""
         rows, table, given = probe
-        return run_on_sample(partial(self, table=table, compiled=False), rows, given, self._forward, which)
+        return run_on_sample(partial(self, table=table, compiled=False), rows, given, self._forward, which, checked)
 
 
 def outputs_of(parts: Parts) -> list[Tensor]:

@@ -20,11 +20,17 @@ ID_LIMIT = 1024
 
 
 def run_on_sample(
-    run: Callable[..., Parts], rows: Tensor, given: dict[str, Tensor], forward: Forward, which: int
+    run: Callable[..., Parts],
+    rows: Tensor,
+    given: dict[str, Tensor],
+    forward: Forward,
+    which: int,
+    checked: bool = True,
 ) -> Parts:
     """Run a function of rows, and `given` ones beside them, on others of the same form; see `other_values`.
 
-    Indices are checked first on a GPU, because the module may not have all ids that seem valid.
+    Indices are checked first on a GPU, because the module may not have all ids that seem valid, but for what ran before
+    (`checked=False`).
 
     Raises:
         SpecError: Values of padding, or defaults, that are declared are no indices that the module takes.
@@ -42,11 +48,11 @@ def run_on_sample(
     given = given | beside
     has_ids = bool(spec.layout.columns) or not all(tensor.is_floating_point() for tensor in (sample, *given.values()))
     synthetic = partial(run, sample, given=given)
-    checked = partial(run_checked, synthetic, sample.device) if has_ids else synthetic
+    run_it = partial(run_checked, synthetic, sample.device) if has_ids and checked else synthetic
     if which > 1:
-        return checked()
+        return run_it()
     try:
-        return checked()
+        return run_it()
     except CaptureError as error:  # of something that the module raised
         if (found := _out_of_range(error, synthetic)) is not None:
             raise SpecError(_wrong_values(type(forward.module).__name__, spec, found)) from error

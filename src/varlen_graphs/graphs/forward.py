@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -35,6 +36,7 @@ from varlen_graphs.outputs.declared import extents
 from varlen_graphs.outputs.entries import filled
 from varlen_graphs.outputs.parts import Parts, check_extents, clear_gaps, flatten, with_padding
 from varlen_graphs.shadows.shadow import Shadow
+from varlen_graphs.shadows.shared_writes import SharedWrites
 from varlen_graphs.shadows.snapshot import Snapshot, alike
 
 MODULE = "the module itself"
@@ -119,7 +121,8 @@ class Forward:
         self.changed: set[str] = set()
         self.check_claim: Callable[[Call, Any], None] | None = None
         self._buffers = spec.buffers
-        self.compiled = CompiledForward(self._run) if compile else None
+        self._guard: Callable[[Callable[[], Any]], Any] | None = None  # of eager runs of a shadow
+        self.compiled = CompiledForward(self._run, module) if compile else None
 
     def on(self, shadow: Shadow) -> "Forward":
         """Return this forward over a shadow of its module, for runs beside those of calls."""
@@ -131,7 +134,8 @@ class Forward:
         own._buffers = tuple(shadow.of(buffer, buffer.name) for buffer in self._buffers)
         own._threads = set()
         own.check_claim = own.kept = None
-        own.compiled = None if self.compiled is None else CompiledForward(own._run)
+        own._guard = partial(SharedWrites.guard, shadow)
+        own.compiled = None if self.compiled is None else CompiledForward(own._run, own.module)
         return own
 
     @property
@@ -165,14 +169,21 @@ class Forward:
         return self.run(self.arguments(rows, table, given, static_args))
 
     def arguments(
-        self, rows: Tensor, table: ItemTable, given: dict[str, Tensor], static_args: dict[str, Any]
+        self,
+        rows: Tensor,
+        table: ItemTable,
+        given: dict[str, Tensor],
+        static_args: dict[str, Any],
+        keeps_padding: bool = False,
     ) -> dict[str, Any]:
         """Return the arguments for rows, `[rows, ...]` or `[batch, length, ...]`, with all buffers computed.
 
-        `given` holds the host buffers and the tensors beside the rows, by name.
+        `given` holds the host buffers and the tensors beside the rows, by name. With `keeps_padding`, what a call
+        brought past the end of items stays.
         """
         spec, takes = self.spec, self._signature.takes
-        rows = spec.row_extent.clear(rows, table, spec.row_input.pad)
+        if not keeps_padding:
+            rows = spec.row_extent.clear(rows, table, spec.row_input.pad)
         if not spec.row_extent.gaps and (spec.clears_padding or not rows.is_floating_point()):
             rows = filled(rows, ~table.row_active, spec.row_input.pad)
         if spec.row_input.normalize is not None:
@@ -225,10 +236,18 @@ class Forward:
         """True while the module runs, or the function in its place, in this thread."""
         return bool(self._threads) and threading.get_ident() in self._threads
 
-    def exact(self, call: Call, grad: bool = False, buffers: Mapping[str, Any] = MappingProxyType({})) -> Any:
+    def exact(
+        self,
+        call: Call,
+        grad: bool = False,
+        buffers: Mapping[str, Any] = MappingProxyType({}),
+        keeps_padding: bool = False,
+    ) -> Any:
         """Run the items of a call without padding; return a batch if its rows are those of one.
 
         Without gradients, unless `grad` asks for them. `buffers` are taken instead of the declared ones of these names.
+        Rows past the end of the items of a padded batch are those that the call brought if `keeps_padding`, or if
+        the module `reads_padding`.
 
         Raises:
             LayoutError: Impossible items, if they were not read before; or items without rows that have no answer.
@@ -240,8 +259,8 @@ class Forward:
         budget, device = spec.exact_budget(layout), call.rows.device
         with torch.set_grad_enabled(grad), on_device(device):
             items = exact_table(spec, layout, device)
-            arguments = self._exact_arguments(call, layout, items, budget)
-            output = self.run({**arguments, **buffers}, positional=call.positional)
+            arguments = self._exact_arguments(call, layout, items, budget, keeps_padding)
+            output = self._guarded(partial(self.run, {**arguments, **buffers}, positional=call.positional))
             if call.eager_reason not in (None, EMPTY_ITEM):
                 return output
             parts = self.take_apart(output, call.static_args, budget)
@@ -259,14 +278,17 @@ class Forward:
             arguments = self._exact_arguments(call, layout, items, spec.exact_budget(layout))
         return {buffer.name: arguments[buffer.name] for buffer in spec.buffers}
 
-    def _exact_arguments(self, call: Call, layout: Layout, items: ItemTable, budget: Budget) -> dict[str, Any]:
+    def _exact_arguments(
+        self, call: Call, layout: Layout, items: ItemTable, budget: Budget, keeps_padding: bool = False
+    ) -> dict[str, Any]:
         """Return all arguments of a call without padding. As with graphs, they are no tensors of the caller's."""
         spec, device = self.spec, call.rows.device
         given = {b.name: b.compute(layout, budget, spec.layout.merge).to(device) for b in spec.host_buffers}
         for one, extent in spec.input_extents:
             sizes, dtype = extent.shape(budget), self.input_dtype(one)
             given[one.name] = one.copied(call.inputs.get(one.name), sizes, dtype, device)
-        return self.arguments(call.rows.to(self.row_dtype, copy=True), items, given, call.static_args)
+        rows = call.rows.to(self.row_dtype, copy=True)
+        return self.arguments(rows, items, given, call.static_args, keeps_padding or self.reads_padding(call.key))
 
     def _raise_empty(self, layout: Layout) -> NoReturn:
         """Raise that an item without rows has no answer: without any rows, or where each item has prefix rows."""
@@ -329,6 +351,10 @@ class Forward:
             return not self.verdict.wrong
         return self.verdict.verified.get(key)
 
+    def reads_padding(self, key: StaticKey) -> bool:
+        """Return True if the module may read the padding of calls, because graphs in which it is cleared were wrong."""
+        return self.spec.layout.padded and self.is_module and self._is_right(key) is False
+
     @property
     def is_module(self) -> bool:
         """True if the module itself runs, with no computed argument."""
@@ -346,13 +372,31 @@ class Forward:
         """
         leaves_out = self.is_module and self._signature.leaves_out(call)
         if not (self.answers_itself(call) or leaves_out):
-            return Reference(self.exact(call), MODULE if self.is_module else DECLARATION)
+            return (
+                Reference(self._as_it_came(call), MODULE)
+                if self.is_module
+                else Reference(self.exact(call), DECLARATION)
+            )
         try:
             return Reference(self.without(call) if leaves_out else self.answer(call), MODULE)
         except Exception as error:
             if is_out_of_memory(error):
                 raise
             return Reference(self.exact(call), DECLARATION)  # the module may need more than these arguments
+
+    def _as_it_came(self, call: Call) -> Any:
+        """Run the module with the padding that a call brought, which it may read; without it if that may hold anything.
+
+        Syncs, if there is padding.
+        """
+        if not self.spec.layout.padded or self.reads_padding(call.key):
+            return self.exact(call)
+        with suppress(Exception):  # such as of ids that are none
+            output = self.exact(call, keeps_padding=True)
+            tensors = flatten(output, self.spec.declared).tensors
+            if not any(bool(tensor.isnan().any()) for tensor in tensors):
+                return output
+        return self.exact(call)
 
     def answer(self, call: Call, grad: bool = False) -> Any:
         """Return the correct output of a call: by the module itself if it takes the call, else by the forward.
@@ -434,7 +478,11 @@ class Forward:
     def _run_itself(self, positional: int, grad: bool, arguments: dict[str, Any]) -> Any:
         args, arguments = self._signature.as_passed(positional, arguments)
         with torch.set_grad_enabled(grad):
-            return self._running(partial(self.itself, *args, **arguments))
+            return self._guarded(partial(self._running, partial(self.itself, *args, **arguments)))
+
+    def _guarded(self, run: Callable[[], Any]) -> Any:
+        """Run the module eager: a shadow without writes to what it shares, and with random numbers of its own."""
+        return run() if self._guard is None else self._guard(run)
 
     def _run(self, **arguments: Any) -> Any:
         return self.function(self.module, **arguments) if self.function else self.itself(**arguments)

@@ -196,11 +196,11 @@ class GraphCapture:
             return True
         return not (shadow.cloned or shadow.places()) and shadow.is_current(self._graphs.moving)
 
-    def _run_at_capacity(self, forward: BoundForward, budget: Budget) -> None:
-        """Run rows that fill a budget."""
+    def _run_at_capacity(self, forward: BoundForward, budget: Budget, checked: bool = True) -> None:
+        """Run rows that fill a budget; with `checked=False` such that ran before."""
         self._ran.add(budget)
         self._graphs.arena.load_sample(budget)
-        forward.run_probe(self._graphs.checks.view(self._graphs.arena, budget), which=2)
+        forward.run_probe(self._graphs.checks.view(self._graphs.arena, budget), 2, checked)
 
     def _run_sample(self, budget: Budget, run: Callable[[Tensor, ItemTable, dict[str, Tensor]], object]) -> None:
         """Run the sample of a budget, without rows and other ranks."""
@@ -223,11 +223,13 @@ class GraphCapture:
         if not defaults:
             return budgets, spare
         left_out: dict[Budget, str] = {}
-        if not allowance.is_measured:
-            forward = self._bound(self.eager, writes=None if self.check is None else self.check.writes)
-            with CAPTURE_LOCK, consensus.collective_try() as outcome, consensus.dry_run():
-                left_out = allowance.of_runs(defaults, partial(self._run_at_capacity, forward))
-            outcome.take()  # errors come again
+        run = partial(
+            self._run_at_capacity, self._bound(self.eager, writes=None if self.check is None else self.check.writes)
+        )
+        again = partial(self._run_at_capacity, self._bound(self.eager), checked=False)
+        with CAPTURE_LOCK, consensus.collective_try() as outcome, consensus.dry_run():
+            left_out = allowance.of_runs(defaults, run, again)
+        outcome.take()  # errors come again
         budgets, spare = self._without(consensus.same(left_out), budgets, spare)
         left_out = allowance.of_tapes([one for one in budgets if one in defaults])
         return self._without(consensus.same(left_out), budgets, spare)

@@ -241,7 +241,8 @@ class GraphStore:
         With the call that needs them now, which the module has answered once.
 
         The first graph of a set is that of the largest enabled budget: the pool is then as large as it has to be, and
-        smaller ones find room in it. If none of these can be captured, others are tried. Synchronizes with the host.
+        smaller ones find room in it. Where all items are alike, budgets are few, and those alone are captured that
+        calls request. If none of these can be captured, smaller ones are tried. Synchronizes with the host.
 
         Raises:
             InputError: This thread stages rows, or computes a host buffer for a call.
@@ -261,10 +262,11 @@ class GraphStore:
                 f"nothing to capture: {self.budgets.describe()}; encoder.release() enables all budgets again"
             )
         missing = [budget for budget in enabled if graphs is None or graphs.lacks(budget)]
-        first = missing[-1:] if not graphs else []  # none yet, or all of them were dropped
+        alike = self.forward.spec.layout.one_row
+        first = missing[-1:] if not (graphs or alike) else []  # none yet, or all of them were dropped
         wanted = missing if requested is None else [b for b in missing if b in requested or b in first]
         if wanted:
-            spare = [budget for budget in missing if budget not in wanted] if first else []
+            spare = [one for one in missing if one < max(wanted) and one not in wanted] if first or alike else []
             self._capture(key, inputs, wanted, spare, call)
             if self.limit is not None:
                 self.limit.request(requested or (), calls)

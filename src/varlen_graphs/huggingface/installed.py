@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.utils import checkpoint
 
 from varlen_graphs.budgets.ladder import Budgets
 from varlen_graphs.calls.execute import OWN_OUTPUT
@@ -20,12 +21,21 @@ from varlen_graphs.capture.parts import part_in_training
 from varlen_graphs.capture.pool import Pool, inside_capture
 from varlen_graphs.capture.torch_modes import active_mode, watcher
 from varlen_graphs.encoder import GraphedEncoder
-from varlen_graphs.errors import CaptureError, CompilerError, InputError, LayoutError, SpecError, warn
+from varlen_graphs.errors import (
+    CaptureError,
+    CompilerError,
+    InputError,
+    LayoutError,
+    SpecError,
+    VarlenGraphsError,
+    warn,
+)
+from varlen_graphs.graphs.graph_capture import reason_of
 from varlen_graphs.recipes.automatic.by_call import CallEncoder, by_call
 from varlen_graphs.recipes.automatic.call_models import CallReader
 from varlen_graphs.recipes.registry import METHODS, Method, Recipe
 from varlen_graphs.recipes.tower_encoder import SeveralEncoders
-from varlen_graphs.stats import Stats
+from varlen_graphs.stats import Reason, Stats
 from varlen_graphs.torch_dispatch.thread_modes import run_aside
 
 PLACES = ("forward", "_old_forward")
@@ -37,6 +47,9 @@ NOT_UNDERSTOOD = "arguments that vg.wrap did not understand"
 
 NOT_CAPTURED = "its capture failed"
 """Reason of eager runs of a tower without a recipe after its first capture failed."""
+
+FAILED = "an error in varlen_graphs"
+"""Reason of eager runs of calls that the module itself answers."""
 
 TRIES = 4
 """Number of calls that an encoder may be learned from before the tower stays eager: it may refuse the first itself."""
@@ -126,7 +139,8 @@ class Installed:
         self._lock = threading.Lock()
         self._before_it = Stats()
         self._told: set[object] = set()
-        self._gave_up: Exception | None = None
+        self._gave_up: str | None = None  # the reason of all later eager runs
+        self._refusal: Exception | None = None  # the last one before there was an encoder
         self._refusals = 0
         self._asides: set[tuple[int, int]] = set()
         self._removed = False
@@ -190,14 +204,17 @@ class Installed:
             return None
         name = type(self.module).__name__
         if self._gave_up is not None:
-            return f"{self._gave_up}; to try again, vg.unwrap(model) and wrap it"
+            return f"{self._refusal}; to try again, vg.unwrap(model) and wrap it"
         if not self.falls_back:
             return None  # its recipe runs nothing
         if (reason := self._why_training()) is not None:
             return reason
         if (mode := active_mode()) is not None:
             return f"the encoder of {name} is made by the first call outside of {mode}"
-        return f"{name} is understood by its first call" if self.tower.by_call else None
+        if not self.tower.by_call:
+            return None
+        last = "" if self._refusal is None else f"; the last one was refused: {self._refusal}"
+        return f"{name} is understood by its first call{last}"
 
     def _why_training(self) -> str | None:
         if (part := part_in_training(self.tower.parts)) is None:
@@ -239,7 +256,7 @@ class Installed:
         if (by := watcher(args, kwargs)) is not None and not inside_capture():
             return self._eager(by, args, kwargs)
         if self._gave_up is not None:
-            return self._eager(NOT_CAPTURED, args, kwargs)
+            return self._eager(self._gave_up, args, kwargs)
         if self._encoder is None and (reason := self._why_training()) is not None:
             self._tell_of_training(reason)
             if self.falls_back:
@@ -255,7 +272,7 @@ class Installed:
         except (CaptureError, CompilerError, torch.OutOfMemoryError) as error:
             # Every call would try again. Inside of another capture it was not tried: graphs do not nest.
             if not inside_capture() and not (self._encoder and len(self._encoder.executor.store)):
-                self._gave_up = error
+                self._gave_up, self._refusal = NOT_CAPTURED, error
             self._tell(error)
             if hasattr(error, OWN_OUTPUT):
                 self._count(NOT_CAPTURED, 1)
@@ -264,10 +281,23 @@ class Installed:
         except (InputError, LayoutError, SpecError) as error:
             if self._encoder is None and not inside_capture():
                 self._refusals += 1
+                self._refusal = error
                 if self._refusals >= (TRIES if self.tower.by_call else 1):
-                    self._gave_up = error
+                    self._gave_up = NOT_UNDERSTOOD
             self._tell(error)
-            return self._eager(NOT_UNDERSTOOD, args, kwargs)
+            return self._eager(Reason(NOT_UNDERSTOOD, reason_of(error)), args, kwargs)
+        except VarlenGraphsError:
+            raise
+        except Exception as error:  # whose it is, the module tells
+            if type(error).__module__ == checkpoint.__name__:  # which ends a run where it has all it needs
+                raise
+            try:
+                output = self._original(*args, **kwargs)
+            except Exception as own:
+                raise own from None
+            self._count(Reason(FAILED, reason_of(error)), 1)
+            self._tell(error)
+            return output
 
     def _tell(self, error: Exception) -> None:
         """Warn of calls that run eager because of an error, once for each kind of error."""
@@ -277,7 +307,8 @@ class Installed:
             found = "" if self.tower.declared else ", which vg.wrap found without a recipe for it,"
             which = "a call" if self._gave_up is None else "every call"
             instead = "\nTo declare it yourself, see docs/recipes.md" if isinstance(error, CaptureError) else ""
-            warn(f"{which} of {name}{found} runs eager: {error}{instead}")
+            what = error if isinstance(error, VarlenGraphsError | torch.OutOfMemoryError) else repr(error)
+            warn(f"{which} of {name}{found} runs eager: {what}{instead}")
 
     def _tell_of_training(self, reason: str) -> None:
         """Warn once of a part that was left in training mode. Where the tower is trained, nobody expects graphs."""

@@ -16,8 +16,9 @@ class Capture:
         lazy: Calls never capture. Budgets that calls request are captured between calls, by `capture_pending` or
             `capture_in_background`. Until then calls use other budgets where that is no slower than eager, or run
             eager, counted in `stats.eager` as `"not captured yet"`.
-        compile: Compile the forward with torch.compile before the first capture, once for all budgets. This takes tens
-            of seconds. The tape and eager calls run the forward uncompiled.
+        compile: Compile with torch.compile before the first capture, once for all budgets: the blocks that the module
+            repeats, or, where the forward does not run them all, the forward as a whole, which takes tens of seconds.
+            The tape and eager calls run uncompiled.
         on_change: What to do when memory that graphs read has moved or changed its dtype. `"error"` raises
             `StaleGraphError`. `"recapture"` releases the graphs and captures them again in the same call, and logs a
             warning to the logger `varlen_graphs`, as calls do in any case where a number, text or forward of the module

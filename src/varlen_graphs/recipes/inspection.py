@@ -198,7 +198,10 @@ def declare(
     declared = {name: _declare([one[name] for one in fields], layouts, known) for name in fields[0]}
     found = {name: extent for name, extent in declared.items() if extent is not None}
     if not any(isinstance(leaf, Tensor) for name in found for leaf in tree_leaves(fields[0][name])):
-        raise SpecError(f"no output has entries for the rows or items of {layouts[0].items}")
+        entries = zip(*outputs, strict=True) if isinstance(outputs[0], list | tuple) else ()
+        without = [at for at, parts in enumerate(entries) if _declare(parts, layouts, known) is None]
+        which = f"its outputs {without} have no" if 0 < len(without) < len(outputs[0]) else "none of its outputs has an"
+        raise SpecError(f"{which} entry for each row or item")
     unknown = [name for name in declared if name not in found]
     return found[""] if "" in found else Fields(**found), unknown
 
@@ -235,7 +238,8 @@ def fields_of(output: Any) -> dict[Any, Any] | None:
 
 def _extent(tensors: Sequence[Tensor], layouts: Sequence[Layout], known: Sequence[CountedExtent]) -> Extent | None:
     first = layouts[0]
-    for dim, size in enumerate(tensors[0].shape):
+    sizes = [*enumerate(tensors[0].shape)]
+    for dim, size in sorted(sizes, key=lambda one: all(tensor.shape[one[0]] == one[1] for tensor in tensors)):
         tried: list[Extent] = [dataclasses.replace(extent, rows_dim=dim) for extent in known]
         tried += [Rows(max(1, first.total // max(1, size)), dim), Items(max(1, size // len(first)), dim)]
         for extent in tried:

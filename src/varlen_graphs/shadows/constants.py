@@ -8,7 +8,11 @@ from torch import Tensor
 from varlen_graphs.torch_dispatch.thread_modes import unwatched
 
 
-class DeviceConstants:
+class Shared:
+    """Base of classes whose objects shadows share: no run of a module changes them."""
+
+
+class DeviceConstants(Shared):
     """Tensor that `make` computes on the CPU at its first use, with one cached copy per device.
 
     It depends on nothing that a run changes: shadows share it, and to compute it is no part of the run that needs it

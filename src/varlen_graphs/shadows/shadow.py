@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from varlen_graphs.shadows.constants import DeviceConstants
+from varlen_graphs.shadows.constants import DeviceConstants, Shared
 from varlen_graphs.shadows.snapshot import ABSENT, ATOMS, Changed, Place, Snapshot, entries_of, slots_of
 from varlen_graphs.torch_dispatch.random_stream import RandomStream
 from varlen_graphs.torch_dispatch.sharded import local_tensor
@@ -133,6 +133,7 @@ class Shadow:
         original: As given.
         module: The copy.
         random: The random numbers of its watched runs.
+        is_watched: True while a run is watched for writes to what the copy shares.
         held: The tensors and modules that the original holds.
         shared: The tensors that the copy shares.
         cloned: Those that have a clone.
@@ -143,6 +144,7 @@ class Shadow:
     def __init__(self, module: nn.Module, clones: Collection[int] | None = None, compares: bool = True) -> None:
         self.original = module
         self.random = RandomStream()
+        self.is_watched = False
         self.held: list[Held] = []
         self.shared: list[Tensor] = []
         self.values: dict[str, Any] = {}
@@ -275,7 +277,7 @@ class Shadow:
 
     def _copy_part(self, part: nn.Module, path: str, place: Place | None) -> Any:
         kind = type(part)
-        if issubclass(kind, torch.jit.ScriptModule) or kind.__module__.startswith("varlen_graphs."):
+        if issubclass(kind, torch.jit.ScriptModule | Shared):
             for name, tensor in (*part.named_parameters(path), *part.named_buffers(path)):
                 self.held.append(Held(name, tensor))
                 self.shared.append(tensor)

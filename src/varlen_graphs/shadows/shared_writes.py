@@ -1,5 +1,6 @@
 """Runs of a shadow that may not write to what it shares with the module itself."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -8,7 +9,7 @@ from varlen_graphs.errors import CaptureError
 from varlen_graphs.shadows.shadow import Shadow, address_of
 from varlen_graphs.torch_dispatch.lines import UNKNOWN_LINE, user_lines
 from varlen_graphs.torch_dispatch.rules import written_arguments
-from varlen_graphs.torch_dispatch.thread_modes import RunMode
+from varlen_graphs.torch_dispatch.thread_modes import Result, RunMode, run_under
 
 REMEDY = (
     "If it initialises itself from its first rows, run it once on real ones before the first capture, as the first "
@@ -30,7 +31,23 @@ class SharedWrites(RunMode):
         super().__init__(shadow.random)
         self.written: set[int] = set()
         self._shadow = shadow
+        self._before = False
         self._shared = {*map(address_of, shadow.shared)} - {0}
+
+    @classmethod
+    def guard(cls, shadow: Shadow, run: Callable[[], Result]) -> Result:
+        """Call a function that runs a shadow, unless one of these watches its runs already."""
+        return run() if shadow.is_watched else run_under(run, cls(shadow))
+
+    def __enter__(self) -> Any:
+        """Push the mode."""
+        self._before, self._shadow.is_watched = self._shadow.is_watched, True
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        """Pop the mode."""
+        super().__exit__(*error)
+        self._shadow.is_watched = self._before
 
     def run_operator(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator, and return its result."""

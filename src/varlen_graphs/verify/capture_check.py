@@ -92,8 +92,8 @@ class CaptureCheck:
 
         Examples are made of the rows of the call that needs the graphs. Every graph replays a few small items, which
         are those of earlier graphs of the set if these still show the same; one of the exact size of calls no more. Of
-        another new set the largest graph replays items of several sizes and numbers of frames, the smallest one that
-        holds these all and some of them in another order, and the smallest one the edges of its budget. Each is
+        a set with a new largest graph, that one replays items of several sizes and numbers of frames, the smallest one
+        that holds these all and some of them in another order, and the smallest one the edges of its budget. Each is
         replayed with NaN in the pool and in all padding, and with other values. Outputs must equal those of the module
         itself, run eager without padding, or of the declared forward where all of a budget is used up, and must not
         change with the padding. The declared forward also runs eager, on items that may be more and larger than those
@@ -115,8 +115,8 @@ class CaptureCheck:
             checks, failures = self._of_each(graphs, budgets, eager, call)
             is_new = check is not None and {*budgets} == {*graphs.budgets}
             rejected = {case.budget: why for case, why in failures}
-            whole, right = list[str](), [budget for budget in budgets if budget not in rejected]
-            if is_new and right:
+            whole, right = list[str](), [budget for budget in graphs.budgets if budget not in rejected]
+            if right and max(right) in budgets:  # none that was checked before is as large
                 whole = [why for _, why in checks.failing(checks.of_a_set(right))] or checks.wrong_eager()
             if check is not None and is_new:
                 whole += checks.depends_on_state(check)
@@ -189,7 +189,6 @@ class _Checks:
         self._layouts = SyntheticLayouts(
             executor.spec, None if call is None else read_layout(executor.spec, replace(call))
         )
-        self._budgets = executor.store.budgets
         self._samples = Samples(eager, graphs.inputs, call, graphs.constants or [])
         self._samples.known |= known or {}
         self._replays = Replays(executor, eager, options.tolerance, graphs.inputs.device)
@@ -327,7 +326,7 @@ class _Checks:
     def wrong_eager(self) -> list[str]:
         """Return why the declaration is wrong whatever graphs hold, or nothing."""
         forward, samples, layouts = self._forward, self._samples, self._layouts
-        largest = max(self._budgets.enabled)
+        largest = max(self._graphs.budgets)
         checks: list[tuple[Iterable[Layout], Callable[[Forward, float, SampleRun], None], Kind]] = [
             (layouts.rich(largest), check_eager, "plain"),
             (layouts.many_items(), check_in_parts, "plain"),

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from varlen_graphs.graphs.graph_set import GraphSet
 from varlen_graphs.options.verify import check_tolerance
 from varlen_graphs.routing.packing import ReplayBatch
 from varlen_graphs.shadows.shadow import Shadow
+from varlen_graphs.torch_dispatch.checked_indices import run_checked
 from varlen_graphs.verify.compare import Example, few
 from varlen_graphs.verify.disagreement import Replays
 from varlen_graphs.verify.error_locator import STATE
@@ -132,7 +134,7 @@ def _ways(executor: Executor, call: Call) -> tuple[GraphSet, list[ReplayBatches]
 
 def _example(forward: Forward, call: Call) -> Example:
     try:
-        return Example(call, *forward.reference(call))
+        return Example(call, *run_checked(partial(forward.reference, call), call.rows.device))
     except Exception as error:
         error.add_note("varlen_graphs ran the module itself with a call to verify; pass calls that it accepts")
         raise

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from varlen_graphs.capture.parts import part_in_training
 from varlen_graphs.declaration.buffer_spec import BufferSpec
 from varlen_graphs.declaration.other_outputs import OUTPUT_HIDDEN_STATES
 from varlen_graphs.errors import CaptureError, SpecError, VarlenGraphsError
@@ -135,13 +136,14 @@ class BatchModel:
         for whole, part, extent, path in zip(parts.tensors, alone.tensors, parts.extents, parts.paths, strict=True):
             dim = extent.rows_dim
             of_last = whole.narrow(dim, whole.shape[dim] // MORE * last, whole.shape[dim] // MORE)
-            name = ".".join(map(str, path)) or "output"
+            name = ".".join(map(str, path)) if path and isinstance(path[0], str) else f"output{[*path] or ''}"
             if part.shape != of_last.shape:
                 raise SpecError(f"its {name} is {list(part.shape)} for one input and {list(whole.shape)} for {MORE}")
             if difference(part, of_last) is not None:
+                first = ": call .eval() first" if part_in_training(self.tower) is not None else ""
                 raise SpecError(
-                    f"its {name} for an input depends on the other inputs of the batch, or on chance: call .eval() "
-                    "first"
+                    f"its {name} for an input depends on the other inputs of the batch, on earlier calls, or on "
+                    f"chance{first}"
                 )
 
     def _check_capture(self, asked: Mapping[str, Any]) -> None:

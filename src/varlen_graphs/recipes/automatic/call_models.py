@@ -30,7 +30,7 @@ from varlen_graphs.recipes.modes.cached_tables import CachedTable, cached_tables
 from varlen_graphs.recipes.modes.skip_mask_checks import keeps_masks
 from varlen_graphs.recipes.rounding import difference
 from varlen_graphs.recipes.towers import device_of
-from varlen_graphs.shadows.shadow import Shadow
+from varlen_graphs.shadows.shadow import Shadow, same_bits
 from varlen_graphs.torch_dispatch.rules_mode import CaptureRulesMode
 
 PADDING = 16
@@ -118,11 +118,12 @@ class CallReader:
         order = [*self._signature.parameters]
         names = sorted(form.tensors, key=lambda name: order.index(name) if name in order else len(order))
         tensors = {name: form.tensors[name] for name in names}
-        dense = all(map(is_dense, tensors.values()))
-        if not tensors or not tensors[names[0]].numel() or not tensors[names[0]].dim() or not dense:
+        dense = all(is_dense(tensor) and tensor.numel() for tensor in tensors.values())
+        if not tensors or not tensors[names[0]].dim() or not dense:
             came = [*form.tensors, *form.fixed]
             raise SpecError(
-                f"{self._name} takes {came}: expected a dense tensor [items, ...] first, and others beside it"
+                f"{self._name} takes {came}: expected a dense tensor [items, ...] first, and others beside it, none of "
+                "them empty"
             )
         try:
             copied = deepcopy(form.fixed)
@@ -247,14 +248,10 @@ def _check_arguments_stay(module: nn.Module, form: CallForm) -> None:
     given = {id(tensor) for tensor in tensors.values()}
     if any(id(one) in given for one in outputs):
         raise SpecError("it returns an argument, of which graphs would return a copy: expected other tensors")
-    written = [name for name, tensor in form.tensors.items() if not _same_bits(tensors[name], tensor)]
+    written = [name for name, tensor in form.tensors.items() if not same_bits(tensors[name], tensor)]
     written += [name for name, value in fixed.items() if not alike(value, form.fixed[name])]
     if written:
         raise SpecError(f"it writes to its arguments {written}, which graphs do not: expected outputs alone")
-
-
-def _same_bits(one: Tensor, other: Tensor) -> bool:
-    return torch.equal(*(tensor.contiguous().view(-1).view(torch.uint8) for tensor in (one, other)))
 
 
 class _Accepted(NamedTuple):
@@ -268,7 +265,9 @@ class _Accepted(NamedTuple):
     def takes(self, tensor: Tensor) -> bool:
         """Return True for a tensor like this."""
         same = tensor.dtype is self.dtype and tensor.dim() == self.dims
-        return same and (self.shape is None or tensor.shape[self.first :] == self.shape)
+        if self.shape is None:
+            return same and 0 not in tensor.shape[1:]
+        return same and tensor.shape[self.first :] == self.shape
 
 
 class _CallModel(BatchModel):
