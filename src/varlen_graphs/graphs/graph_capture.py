@@ -112,6 +112,7 @@ class GraphCapture:
             self._begin_check(self.check, max(budgets))
         budgets, spare = self._within_allowance(budgets, spare)
         if self.check is not None:
+            graphs.meets_compiler = self.check.writes.met_compiled or self._original.compiled is not None
             graphs.mutated_state |= self.check.mutated_state()
             graphs.captured = graphs.captured if self._original.compiled is not None else None
         self._prepare_captured()
@@ -407,7 +408,7 @@ class GraphCapture:
     def _capture_watched(self, memory: CapturedInputs, budget: Budget) -> Failure | None:
         """Capture a budget after a watched run of it; return the failure, if there is one.
 
-        Ahead of that comes another run of the first graph, and where torch's compiler or other ranks take part.
+        Where torch's compiler or other ranks take part, another run comes ahead of that.
         """
         graphs, (forward, _) = self._graphs, self._captured
         arena, consensus = graphs.arena, graphs.consensus
@@ -434,6 +435,8 @@ class GraphCapture:
             with consensus.collective_try() as outcome:
                 with measuring() as attention:  # by which graphs have the fastest kernels for their size
                     parts = watch(memory)
+                if forward.meets_compiler and not graphs.meets_compiler:  # what it compiles, no capture may
+                    forward.warm_up(*graphs.checks.view(arena, budget))
                 form = graphs.form or OutputForm(parts)
                 form.check(parts)
                 check_constants(parts.constants, graphs.constants or [])

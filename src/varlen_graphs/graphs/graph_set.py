@@ -81,7 +81,7 @@ class GraphSet:
         alike: True if the next budget is captured without a run: the last watched run of a size that had not run before
             kept no tensor and copied none from the host.
         attention: The backends that attention chose in the runs of budgets, in order, on a GPU.
-        meets_compiler: True if runs meet code of torch's compiler, or it is not known before the first capture.
+        meets_compiler: True if runs meet code of torch's compiler.
         captured: The forward that was captured last, and its shadow of the module.
         eager: The forward of the last eager runs beside captures, and its shadow, unless that takes much memory.
         snapshot: What the module kept before the first capture.
@@ -115,7 +115,7 @@ class GraphSet:
         self.mutated_state: set[int] = set()
         self.alike = False
         self.attention: dict[Budget, list[str]] = {}
-        self.meets_compiler = True
+        self.meets_compiler = False
         self.captured: tuple[BoundForward, Shadow] | None = None
         self.eager: tuple[Forward, Shadow] | None = None
         self.snapshot = Snapshot()

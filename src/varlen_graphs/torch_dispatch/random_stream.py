@@ -36,7 +36,7 @@ class RandomStream:
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """Return the operator to run in place of one, and its keyword arguments: those that draw get a generator."""
-        if not has_tag(func, torch.Tag.nondeterministic_seeded) or kwargs.get("generator") is not None:
+        if not _is_random(func) or kwargs.get("generator") is not None:
             return func, kwargs
         drawing = _with_generator(func)
         if drawing is None:
@@ -55,6 +55,11 @@ def _device_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
     if (given := kwargs.get("device")) is not None:
         return torch.device(given)
     return next((tensor.device for tensor in tensors_in(args, kwargs)), torch.device("cpu"))
+
+
+@functools.cache
+def _is_random(func: Any) -> bool:
+    return has_tag(func, torch.Tag.nondeterministic_seeded)
 
 
 @functools.cache

@@ -3,6 +3,7 @@
 A capture raises at the first violation; the doctor collects all of them. Both use these rules.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -221,11 +222,18 @@ def has_storage(tensor: Tensor) -> bool:
 
 def written_arguments(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
     """Return the tensors that an operator writes into, those of lists included."""
-    if not operator._schema.is_mutable:
+    written = _written_names(operator)
+    if not written:  # nearly always
         return []
     named = named_arguments(operator, args, kwargs)
-    written = [a.name for a in operator._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
     return tensors_in(tuple([named.get(name) for name in written]), {})
+
+
+@functools.cache
+def _written_names(operator: Any) -> tuple[str, ...]:
+    """Return the names of the arguments that an operator writes into; to ask its schema each time takes long."""
+    arguments = operator._schema.arguments
+    return tuple(one.name for one in arguments if one.alias_info is not None and one.alias_info.is_write)
 
 
 def named_arguments(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
