@@ -132,6 +132,18 @@ def modules(result: Result) -> str:
     return table(names, lines)
 
 
+def steps(result: Result) -> str:
+    """Steps of diffusion transformers: milliseconds of a call, and seconds of the first one of each input."""
+    rows = {(row["module"], row["input"], row["system"]): row for row in result["rows"]}
+    lines = []
+    for module, given in dict.fromkeys((module, given) for module, given, _ in rows):
+        own, fused = rows[module, given, "wrapped"], rows.get((module, given, "fused"))
+        more = (None, None) if fused is None else (fused["third_ms"], fused["first_s"])
+        lines.append((module, given, own["eager_ms"], bold(own["third_ms"]), more[0], own["first_s"], more[1]))
+    names = ("ms", "input", "eager", "wrapped", "wrapped, compiled", "first call, s", "compiled, s")
+    return table(names, lines)
+
+
 def serving(result: Result) -> str:
     """Requests a second of one client and of many."""
     rows = {(row["served"], row["clients"], row["system"]): row for row in result["rows"]}
@@ -222,6 +234,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "start": start,
     "ladder": ladder,
     "modules": modules,
+    "steps": steps,
     "parallel": parallel,
     "plan": plan,
     "coverage_totals": coverage.totals,

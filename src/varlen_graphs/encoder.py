@@ -36,7 +36,7 @@ from varlen_graphs.options.verify import Verify
 from varlen_graphs.prometheus import Metric
 from varlen_graphs.routing.costs import Costs
 from varlen_graphs.routing.router import OnMiss
-from varlen_graphs.shadows.constants import Shared
+from varlen_graphs.shadows.constants import NotCopied
 from varlen_graphs.stats import Stats
 from varlen_graphs.traffic.trace import Trace
 from varlen_graphs.verify.given_calls import Verified, verify_calls
@@ -49,7 +49,7 @@ def _of_module(name: str) -> Any:
     return property(lambda self: getattr(self.module, name), lambda self, value: None)
 
 
-class GraphedEncoder(nn.Module, Shared):
+class GraphedEncoder(nn.Module, NotCopied):
     """Runs a variable-length encoder as a handful of CUDA graphs.
 
     A call takes the module's own arguments, without the declared buffers, and returns the module's own output type: a

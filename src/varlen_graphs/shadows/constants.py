@@ -1,4 +1,4 @@
-"""Constants that the host computes once."""
+"""What shadows share: encoders, and constants that the host computes once."""
 
 from collections.abc import Callable
 
@@ -8,11 +8,11 @@ from torch import Tensor
 from varlen_graphs.torch_dispatch.thread_modes import unwatched
 
 
-class Shared:
+class NotCopied:
     """Base of classes whose objects shadows share: no run of a module changes them."""
 
 
-class DeviceConstants(Shared):
+class DeviceConstants(NotCopied):
     """Tensor that `make` computes on the CPU at its first use, with one cached copy per device.
 
     It depends on nothing that a run changes: shadows share it, and to compute it is no part of the run that needs it

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from varlen_graphs.shadows.constants import DeviceConstants, Shared
+from varlen_graphs.shadows.constants import DeviceConstants, NotCopied
 from varlen_graphs.shadows.snapshot import ABSENT, ATOMS, Changed, Place, Snapshot, entries_of, slots_of
 from varlen_graphs.torch_dispatch.random_stream import RandomStream
 from varlen_graphs.torch_dispatch.sharded import local_tensor
@@ -277,7 +277,7 @@ class Shadow:
 
     def _copy_part(self, part: nn.Module, path: str, place: Place | None) -> Any:
         kind = type(part)
-        if issubclass(kind, torch.jit.ScriptModule | Shared):
+        if issubclass(kind, torch.jit.ScriptModule | NotCopied):
             for name, tensor in (*part.named_parameters(path), *part.named_buffers(path)):
                 self.held.append(Held(name, tensor))
                 self.shared.append(tensor)
