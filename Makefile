@@ -18,7 +18,7 @@ endif
 RESULTS := docs/benchmarks
 KERNELS := $(filter attention rotary metadata interpolation row_counts breakdown, $(basename $(notdir $(wildcard benchmarks/*.py))))
 
-.PHONY: demo test test-gpu test-matrix test-newest test-engines test-offline score soak fuzz check fix bench bench-encoders bench-kernels coverage coverage-outside plots docs clean
+.PHONY: demo test test-gpu test-matrix test-newest test-engines test-offline score soak fuzz mutants check fix bench bench-encoders bench-kernels coverage coverage-outside plots docs clean
 
 demo: $(DEMO_ENV)
 	$(RUN) -m varlen_graphs demo --picture demo.png $(ARGS)
@@ -44,6 +44,10 @@ score: $(DEV_ENV)
 # `--wrong state` or `--wrong declarations`, those that must not answer wrongly.
 soak: $(DEV_ENV)
 	$(RUN) -m tests.soak $(ARGS)
+
+# Faults of one token in the core, and whether the tests find them; more than a minute each.
+mutants: $(DEV_ENV)
+	$(RUN) -m tests.mutants $(ARGS)
 
 # Layouts as attackers may send them and damaged files, guided by coverage, for two minutes: `make fuzz ARGS=-max_total_time=600`.
 fuzz: $(FUZZ_ENV)
