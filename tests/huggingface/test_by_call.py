@@ -4,6 +4,7 @@ import copy
 import gc
 import threading
 import weakref
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -276,18 +277,33 @@ def test_layers_of_an_rnn_are_understood():
     assert replays(model) == 2
 
 
-def test_a_call_that_fails_in_the_library_is_answered_by_the_module():
-    def fails(module):
-        raise ZeroDivisionError("of a function that asks")
-
-    module = made(Classifier)
-    own = copy.deepcopy(module)
-    model = vg.wrap(module, backend="tape", eager_if=fails)
+def test_a_call_that_fails_in_the_library_is_answered_by_the_module(monkeypatch):
+    model, own = wrapped(made(Classifier))
+    monkeypatch.setattr("varlen_graphs.verify.synthetic_calls.prod", None)
     call = images(2)
-    with pytest.warns(UserWarning, match=r"a call of Classifier.*runs eager: ZeroDivisionError"):
+    with pytest.warns(UserWarning, match=r"a call of Classifier.*runs eager: TypeError"):
         torch.testing.assert_close(model(call), own(call))
     assert eager(model)[""] == {"an error in varlen_graphs": 1}
-    assert "of a function that asks" in vg.encoders(model).report()
+    assert "is not callable" in vg.encoders(model).report()
+
+
+def test_a_module_that_fails_runs_once():
+    class Counts(nn.Linear):
+        calls = 0
+
+        def forward(self, x):
+            if x.dtype == torch.float64:
+                self.calls += 1  # of this one, and not of its shadows
+                raise KeyError("of the module")
+            return super().forward(x)
+
+    model = vg.wrap(Counts(DIM, DIM).eval(), backend="tape")
+    model(torch.randn(2, DIM))
+    for count in (1, 2):
+        warned = pytest.warns(UserWarning, match="runs eager") if count == 1 else nullcontext()
+        with warned, pytest.raises(KeyError, match="of the module"):
+            model(torch.randn(2, DIM, dtype=torch.float64))
+        assert model.calls == count
 
 
 def test_errors_of_the_module_are_its_own():

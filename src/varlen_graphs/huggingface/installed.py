@@ -6,6 +6,7 @@ import inspect
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from traceback import walk_tb
 from types import CodeType
 from typing import Any, NamedTuple
 
@@ -288,8 +289,8 @@ class Installed:
             return self._eager(Reason(NOT_UNDERSTOOD, reason_of(error)), args, kwargs)
         except VarlenGraphsError:
             raise
-        except Exception as error:  # whose it is, the module tells
-            if type(error).__module__ == checkpoint.__name__:  # which ends a run where it has all it needs
+        except Exception as error:
+            if not _is_raised_here(error):
                 raise
             try:
                 output = self._original(*args, **kwargs)
@@ -421,6 +422,15 @@ def install(tower: Understood, budgets: Budgets | None, options: dict[str, Any],
 def installed(module: nn.Module) -> Installed | None:
     """Return what is installed on a module, `None` if nothing is."""
     return next(filter(None, map(_installed_at, [*vars(module).values()])), None)  # a list: they may change
+
+
+def _is_raised_here(error: Exception) -> bool:
+    """Return True for an error of this library's own code, or of what it calls in torch."""
+    if type(error).__module__ == checkpoint.__name__:  # which ends a run where it has all it needs
+        return False
+    names = [str(frame.f_globals.get("__name__")) for frame, _ in walk_tb(error.__traceback__)]
+    packages = [name.partition(".")[0] for name in names]
+    return next((one for one in reversed(packages) if one != "torch"), None) == __name__.partition(".")[0]
 
 
 def _installed_at(value: Any) -> Installed | None:
