@@ -482,6 +482,18 @@ def test_parts_in_another_order_are_found_soon():
         _ = [encoder(rows, lengths=[6]) for _ in range(CALLS)]
 
 
+def test_a_weight_that_is_registered_again_is_no_change():
+    encoder = vg.GraphedEncoder(Named().eval(), [64], vg.BufferSpec("x", vg.Lengths("lengths")), backend="tape")
+    rows = rows_for([6])
+    expected = encoder(rows, lengths=[6])
+    layer = encoder.module.layers["first"]
+    weight = layer.weight
+    del layer.weight
+    layer.weight = weight
+    for _ in range(CALLS):
+        assert equal_bits(encoder(rows, lengths=[6]), expected)
+
+
 def test_a_registry_made_anew_with_the_same_parts_is_no_change():
     encoder, rows, expected = layers_encoder(nn.ModuleList, False)
     encoder.module.layers.append(encoder.module.layers.pop(2))

@@ -277,6 +277,87 @@ def test_layers_of_an_rnn_are_understood():
     assert replays(model) == 2
 
 
+class ManyAtOnce(nn.Module):
+    """Does something else in batches of this many and more."""
+
+    def __init__(self, run, least=20):
+        super().__init__()
+        self.linear, self.run, self.least = nn.Linear(DIM, DIM), run, least
+        self.scale = nn.Parameter(torch.ones(DIM), requires_grad=False)
+
+    def forward(self, x):
+        y = self.linear(x) * self.scale
+        return self.run(self, y) if len(x) >= self.least else y
+
+
+def group_means(module, y):
+    return torch.cat([group - group.mean(0, keepdim=True) for group in y.split(24)])
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda module, y: y - y.mean(0, keepdim=True),
+        lambda module, y: y * 2,
+        group_means,
+        lambda module, y: y * float(y.abs().max()),
+    ],
+    ids=["mean", "twice", "groups", "host"],
+)
+def test_larger_calls_are_not_split_where_their_own_graph_is_wrong(run):
+    model, own = wrapped(ManyAtOnce(run).eval())
+    for count in (1, 2, 3, 5, 9, 17, 24, 28, 32, 40):
+        call = torch.randn(count, 6, DIM)
+        torch.testing.assert_close(model(call), own(call))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("least", [9, 10, 20])
+def test_no_trial_writes_to_weights_whichever_graphs_there_are(least):
+    def writes(module, y):
+        module.scale.data.mul_(2.0)
+        return y
+
+    model, own = wrapped(ManyAtOnce(writes, least).eval())
+    for count in (1, 3, 8, 9, 9, 33, 20):
+        call = torch.randn(count, 6, DIM)
+        ours = model(call)
+        torch.testing.assert_close(ours, own(call))
+        assert torch.equal(model.scale, own.scale)
+
+
+def test_outputs_of_quantized_tensors_run_eager():
+    class Quantizes(nn.Linear):
+        def forward(self, x):
+            return torch.quantize_per_tensor(super().forward(x), 0.1, 0, torch.qint8)
+
+    model, own = wrapped(Quantizes(DIM, DIM).eval())
+    call = torch.randn(3, 6, DIM)
+    for _ in range(2):
+        assert torch.equal(model(call).dequantize(), own(call).dequantize())
+
+
+SEEN = []
+"""What a hook has seen: shadows share it, because nothing holds it."""
+
+
+def test_hooks_see_no_trial_runs():
+    model = wrapped(made(Streams))[0]
+    hook = model.linear.register_forward_hook(lambda module, args, output: SEEN.append(len(args[0])))
+    for count in (3, 2):
+        model(torch.randn(count, 4, DIM))
+    assert SEEN == [3, 2]
+    assert eager(model) == {"": {"forward hooks": 2}}
+    hook.remove()
+    model(torch.randn(3, 4, DIM))
+    assert replays(model) == 1
+    model.linear.register_forward_hook(lambda module, args, output: SEEN.append(len(args[0])))
+    with pytest.warns(UserWarning, match="new form, and has forward hooks"):
+        model(torch.randn(5, 4, DIM), averages=True)
+    assert SEEN == [3, 2, 5]
+
+
 def test_a_call_that_fails_in_the_library_is_answered_by_the_module(monkeypatch):
     model, own = wrapped(made(Classifier))
     monkeypatch.setattr("varlen_graphs.verify.synthetic_calls.prod", None)

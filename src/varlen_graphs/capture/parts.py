@@ -1,6 +1,6 @@
 """The modules that a forward may run, with their training mode and hooks."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import itemgetter
 from typing import Any
 
@@ -82,19 +82,25 @@ class ModuleParts:
         """Return True if a forward hook would see a call made now, which no replay runs."""
         registered = RemovableHandle.next_id  # counts the hooks of the process, so most calls need not look
         if registered != self.hooks_seen:
-            acting = {_acts(hook) for hook in self._hooks()}
+            acting = {*map(_acts, _hooks_of(self.modules))}
             if None in acting:
                 return True
             self.hooks_seen, self.hooks_in_grad_mode = registered, True in acting
         return self.hooks_in_grad_mode and torch.is_grad_enabled()
 
-    def _hooks(self) -> Iterator[Callable[..., Any]]:
-        """Yield the forward hooks of all parts, and those of the process."""
-        for part in self.modules:
-            yield from part._forward_hooks.values()
-            yield from part._forward_pre_hooks.values()
-        yield from torch_module._global_forward_hooks.values()
-        yield from torch_module._global_forward_pre_hooks.values()
+
+def is_hooked(module: nn.Module) -> bool:
+    """Return True if a forward hook would see runs of a module, or of a registered part, and may do so in any mode."""
+    return None in map(_acts, _hooks_of(module.modules()))
+
+
+def _hooks_of(modules: Iterable[nn.Module]) -> Iterator[Callable[..., Any]]:
+    """Yield the forward hooks of modules, and those of the process."""
+    for module in modules:
+        yield from module._forward_hooks.values()
+        yield from module._forward_pre_hooks.values()
+    yield from torch_module._global_forward_hooks.values()
+    yield from torch_module._global_forward_pre_hooks.values()
 
 
 def part_in_training(module: nn.Module) -> str | None:

@@ -224,12 +224,15 @@ class GraphCapture:
         if not defaults:
             return budgets, spare
         left_out: dict[Budget, str] = {}
-        run = partial(
-            self._run_at_capacity, self._bound(self.eager, writes=None if self.check is None else self.check.writes)
-        )
-        again = partial(self._run_at_capacity, self._bound(self.eager), checked=False)
+        writes = SharedWrites(self.shadow) if self.check is None else self.check.writes
+        watched, unwatched = self._bound(self.eager, writes=writes), self._bound(self.eager)
+
+        def again(budget: Budget) -> None:
+            own = watched if self.shadow.random.was_drawn else unwatched  # which is as fast as a run can be
+            self._run_at_capacity(own, budget, checked=False)
+
         with CAPTURE_LOCK, consensus.collective_try() as outcome, consensus.dry_run():
-            left_out = allowance.of_runs(defaults, run, again)
+            left_out = allowance.of_runs(defaults, partial(self._run_at_capacity, watched), again)
         outcome.take()  # errors come again
         budgets, spare = self._without(consensus.same(left_out), budgets, spare)
         left_out = allowance.of_tapes([one for one in budgets if one in defaults])
@@ -334,6 +337,8 @@ class GraphCapture:
                 if kind == "declaration" or self._fallback is not None:
                     raise error
                 graphs.failed[budget] = reason_of(error)
+                if kind != "memory":  # the module does something else of so many rows, and others take their calls
+                    graphs.split_is_right = False
                 if kind != "memory" and not graphs:
                     if first is not None:
                         raise first from None

@@ -70,7 +70,8 @@ class GraphSet:
         against: The outputs that replays were compared with in the check, in words for the report.
         unverified: What the check left out because it takes too long, in words for the report.
         compared: Budgets of which the replay of a call was compared with the module itself.
-        split_is_right: True if that of a call in several replays was, and was right; False once one was wrong.
+        split_is_right: True if that of a call in several replays was, and was right; False once one was wrong, or a
+            budget was, which others replace.
         form: The form of the outputs; `None` before the first graph.
         extents: Extent of each tensor of the output.
         rebuild: Builds a new output object from tensors.

@@ -68,7 +68,7 @@ class SlotGroup:
 
     Args:
         slots: The slots.
-        registries: Registries whose objects and names are compared, too.
+        registries: Registries whose objects and sizes are compared, too; of submodules also the order.
         entries: Entries that graphs have frozen, which are compared, and the number of all.
     """
 
@@ -80,7 +80,9 @@ class SlotGroup:
         self._entries = [(get, keys, [*map(get, keys)]) for get, keys in getters]
         self._owners, self._registry_names = [own for own, _ in registries], [name for _, name in registries]
         self._whole = [own[name] for own, name in registries]
-        self._orders = [*map(list, self._whole)]
+        self._sizes = [*map(len, self._whole)]
+        self._parts = [own for own, (_, name) in zip(self._whole, registries, strict=True) if name == "_modules"]
+        self._orders = [*map(list, self._parts)]
         self._registries = [slot.place.owner[slot.place.registry] for slot in slots]
         self._names = [slot.place.name for slot in slots]
         self._values = [slot.value for slot in slots]
@@ -97,14 +99,15 @@ class SlotGroup:
     def unchanged(self) -> bool:
         """Return True if all slots hold the same objects, at the same addresses and in the same form.
 
-        And if the registries are the same objects, with the same names in the same order, and other entries are as they
-        were.
+        And if the registries are the same objects, with as many entries, submodules are in the same order, and other
+        entries are as they were.
         """
         return (
             list(map(len, self._containers)) == self._counts
             and self._has_entries()
             and all(map(is_, map(dict.get, self._owners, self._registry_names), self._whole))
-            and list(map(list, self._whole)) == self._orders
+            and list(map(len, self._whole)) == self._sizes
+            and list(map(list, self._parts)) == self._orders
             and all(map(is_, map(dict.get, self._registries, self._names), self._values))
             and list(map(self._address, self._tensors)) == self._addresses
             and list(map(_FORM, self._tensors)) == self._forms

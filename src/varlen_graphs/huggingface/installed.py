@@ -17,8 +17,9 @@ from torch.utils import checkpoint
 from varlen_graphs.budgets.ladder import Budgets
 from varlen_graphs.calls.execute import OWN_OUTPUT
 from varlen_graphs.capture.ambient import TRAINING_CHANGED
+from varlen_graphs.capture.mode import HOOKS
 from varlen_graphs.capture.outer_compiler import not_compiled
-from varlen_graphs.capture.parts import part_in_training
+from varlen_graphs.capture.parts import is_hooked, part_in_training
 from varlen_graphs.capture.pool import Pool, inside_capture
 from varlen_graphs.capture.torch_modes import active_mode, watcher
 from varlen_graphs.encoder import GraphedEncoder
@@ -262,6 +263,8 @@ class Installed:
             self._tell_of_training(reason)
             if self.falls_back:
                 return self._eager(TRAINING_CHANGED, args, kwargs)
+        if self._encoder is None and self.tower.by_call and is_hooked(self.module):  # hooks would see what is tried
+            return self._eager(HOOKS, args, kwargs)
         if self.tower.method is not None:
             return self.tower.method.answer(self.module, self.encoder, self._original, *args, **kwargs)
         if not self.falls_back:

@@ -511,7 +511,7 @@ class Shadow:
 
     def _may_clone(self, tensor: Tensor) -> bool:
         """Return False for tensors without plain memory of their own, and those of the host beside a GPU."""
-        if type(tensor) is not Tensor or tensor.layout is not torch.strided or tensor.is_meta:
+        if type(tensor) is not Tensor or tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized:
             return False
         return not (
             tensor.is_conj()
@@ -552,6 +552,7 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
 
 
 def _bytes(tensor: Tensor) -> Tensor:
+    tensor = tensor.dequantize() if tensor.is_quantized else tensor
     plain = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
     if plain.stride() != (1,):  # of one entry
         plain = torch.empty_like(plain, memory_format=torch.contiguous_format).copy_(plain)

@@ -25,8 +25,6 @@ class SharedWrites(RunMode):
         written: Addresses of other memory that was written.
     """
 
-    supports_higher_order_operators = True
-
     def __init__(self, shadow: Shadow) -> None:
         super().__init__(shadow.random)
         self.written: set[int] = set()

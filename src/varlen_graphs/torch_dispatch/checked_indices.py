@@ -48,8 +48,6 @@ class CheckedIndices(RunMode):
         has_indices: True if some operator took indices.
     """
 
-    supports_higher_order_operators = True
-
     def __init__(self) -> None:
         super().__init__()
         self.has_indices = False

@@ -29,8 +29,6 @@ class KnownInputs(RunMode):
         static: Addresses of those that graphs are made to read and write.
     """
 
-    supports_higher_order_operators = True
-
     def __init__(self, device: torch.device, known: Collection[int], static: Collection[int]) -> None:
         super().__init__()
         self._device = device

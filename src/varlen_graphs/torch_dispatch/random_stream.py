@@ -29,6 +29,11 @@ class RandomStream:
         self.missed = False
         self._generators: dict[torch.device, torch.Generator] = {}
 
+    @property
+    def was_drawn(self) -> bool:
+        """True once an operator has drawn."""
+        return self.missed or bool(self._generators)
+
     def restart(self) -> None:
         """Let the next run draw what the first one drew."""
         for generator in self._generators.values():

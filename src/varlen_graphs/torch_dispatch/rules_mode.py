@@ -57,7 +57,6 @@ class CaptureRulesMode(RunMode):
     Subclasses override the `on_...` methods.
     """
 
-    supports_higher_order_operators = True
     takes_constants = True
 
     def __init__(self, device: torch.device, name: str) -> None:

@@ -43,6 +43,8 @@ class RunMode(ThreadDispatchMode):
         met_compiled: True if a run came to code under `torch.compile`, which ran uncompiled.
     """
 
+    supports_higher_order_operators = True
+
     def __init__(self, random: RandomStream | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.met_compiled = False

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from varlen_graphs.budgets.ladder import Budgets
+from varlen_graphs.capture.parts import is_hooked
 from varlen_graphs.declaration.static_args import alike
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import SpecError
@@ -142,6 +143,11 @@ class CallEncoder(SeveralEncoders):
         for refused in self._refused:
             if refused.tensors == tensors and alike(refused.fixed, form.fixed):
                 raise refused.error
+        if is_hooked(module):
+            raise SpecError(
+                f"{type(module).__name__} was called in a new form, and has forward hooks, which would see the runs "
+                "that show what it does: remove them for one call"
+            )
         if len(self._learned) + len(self._refused) >= FORMS:
             raise SpecError(
                 f"{type(module).__name__} was called in {FORMS} forms before, with other arguments or tensors of other "
