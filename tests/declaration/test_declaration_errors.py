@@ -46,6 +46,7 @@ def strided():
 
 PACKED_CALL = {"x": torch.randn(9, DIM), "lengths": [5, 4]}
 PADDED_CALL = {"x": torch.randn(2, 12, DIM), "lengths": [12, 7]}
+PADDED_CALL["x"][1, 7:] = 0  # which a convolution reads
 FOURS = {"x": torch.randn(12, DIM), "lengths": [8, 4]}
 
 CASES = {

@@ -87,6 +87,7 @@ class GraphCapture:
         self.left_out: dict[Budget, str] = {}
         self.compile_seconds: float | None = None
         self._shadows: list[Shadow] = []  # those that graphs were captured over
+        self._warms_up = False
         self._ran: set[Budget] = set()  # whose runs may have filled a cache that watched runs find filled
 
     def run(self, budgets: Sequence[Budget], spare: Sequence[Budget]) -> list[Budget]:
@@ -113,6 +114,7 @@ class GraphCapture:
         budgets, spare = self._within_allowance(budgets, spare)
         if self.check is not None:
             graphs.meets_compiler = self.check.writes.met_compiled or self._original.compiled is not None
+            self._warms_up = bool(self.check.shadow.changed())  # such as a table that grows
             graphs.mutated_state |= self.check.mutated_state()
             graphs.captured = graphs.captured if self._original.compiled is not None else None
         self._prepare_captured()
@@ -413,7 +415,8 @@ class GraphCapture:
     def _capture_watched(self, memory: CapturedInputs, budget: Budget) -> Failure | None:
         """Capture a budget after a watched run of it; return the failure, if there is one.
 
-        Where torch's compiler or other ranks take part, another run comes ahead of that.
+        Another run comes ahead of that where torch's compiler or other ranks take part, and where runs have changed the
+        module's shadow and there is no graph yet.
         """
         graphs, (forward, _) = self._graphs, self._captured
         arena, consensus = graphs.arena, graphs.consensus
@@ -430,7 +433,7 @@ class GraphCapture:
 
         with consensus.collective_try() as outcome:
             self._load_sample(budget)
-            if graphs.meets_compiler or not consensus.alone:
+            if self._warms_up or graphs.meets_compiler or not consensus.alone:
                 with measuring(), consensus.dry_run():
                     forward.warm_up(*graphs.checks.view(arena, budget))
             if not consensus.alone:  # what no graph can hold must be found before other ranks wait for this one
@@ -461,6 +464,7 @@ class GraphCapture:
                 graphs.alike = is_ordinary and (graphs.alike or budget not in self._ran)
                 graphs.attention[budget] = attention.choices
                 graphs.add(budget, graph, self._fallback)
+                self._warms_up = False
         if outcome.failure is not None:
             graphs.drop(budget)  # another rank has failed
             return outcome.take()

@@ -117,11 +117,10 @@ class CaptureCheck:
             rejected = {case.budget: why for case, why in failures}
             whole, right = list[str](), [budget for budget in graphs.budgets if budget not in rejected]
             largest = max(graphs.budgets, default=None)
-            if largest is not None and largest in budgets:  # none that was checked before is as large
-                whole = [why for _, why in checks.failing(checks.of_a_set(right))] if right else []
-                whole = whole or checks.wrong_eager()
-                if largest in rejected and not is_new:  # its calls would be split over the others
-                    whole = whole or [rejected[largest]]
+            if right and largest in budgets:  # none that was checked before is as large
+                whole = [why for _, why in checks.failing(checks.of_a_set(right))] or checks.wrong_eager()
+            if largest in rejected and not is_new:  # its calls would be split over the others
+                whole = whole or [rejected[largest]]
             if check is not None and is_new:
                 whole += checks.depends_on_state(check)
                 whole = whole or ([] if right else [*rejected.values()])
