@@ -338,6 +338,23 @@ def test_outputs_of_quantized_tensors_run_eager():
         assert torch.equal(model(call).dequantize(), own(call).dequantize())
 
 
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*deprecated")
+@pytest.mark.parametrize("norm", [nn.utils.weight_norm, nn.utils.spectral_norm])
+def test_weights_that_hooks_of_torch_compute_are_followed(norm):
+    def make():
+        torch.manual_seed(0)
+        return nn.Sequential(norm(nn.Linear(DIM, DIM)), nn.ReLU()).eval()
+
+    model, own = vg.wrap(make(), backend="tape"), make()  # such modules cannot be copied
+    for _ in range(2):
+        for count in (2, 5):
+            call = torch.randn(count, DIM)
+            torch.testing.assert_close(model(call), own(call))
+        for one in (model, own):
+            next(one[0].parameters()).mul_(2.0)
+    assert replays(model) == 4
+
+
 SEEN = []
 """What a hook has seen: shadows share it, because nothing holds it."""
 

@@ -19,6 +19,8 @@ INERT = {
 
 LIBRARY_HOOKS = {
     "transformers.utils.output_capturing.": False,  # do nothing unless the call asks to record outputs
+    "torch.nn.utils.spectral_norm.": False,  # compute a weight from others, in each run
+    "torch.nn.utils.weight_norm.": False,
     "torch.distributed.tensor.": False,  # shard what the module computes: a part of it, which graphs hold
     "transformers.modeling_utils.PreTrainedModel.enable_input_require_grads.": True,
 }
