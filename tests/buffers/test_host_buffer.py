@@ -146,3 +146,15 @@ def test_numbers_that_its_dtype_does_not_hold_are_refused(value):
     encoder = encoder_of(Scaled(), [vg.buffers.HostBuffer("scale", lambda layout: value, (1,), torch.int32)])
     with pytest.raises(vg.errors.SpecError, match=r"numbers that torch.int32 does not hold.*dtype="):
         encoder(rows_for([6]), lengths=[6])
+
+
+@pytest.mark.parametrize(("per", "replays"), [(None, 0), ("item", 1), ("frame", 0)])
+def test_without_a_kind_of_segments_a_budget_must_hold_those_of_all_kinds(per, replays):
+    """A video of six frames, and room for four segments."""
+    buffer = vg.buffers.HostBuffer("scale", lambda layout: torch.ones(1), (1,), torch.float32, per=per)
+    spec = vg.BufferSpec(vg.inputs.Rows("x", (8,)), vg.GridTHW(), [buffer])
+    budget = vg.budgets.Budget(64, items=4, segments=4)
+    encoder = vg.GraphedEncoder(Scaled(), [budget], spec, backend="tape")
+    x = torch.randn(24, 8)
+    torch.testing.assert_close(encoder(x, grid_thw=[(6, 2, 2)]), encoder.module(x, scale=torch.ones(1)))
+    assert encoder.stats.replays.total() == replays
