@@ -27,6 +27,9 @@ def test_grid_positions_equal_those_of_transformers(case, order):
     got = vg.buffers.GridPositions(order=order).produce(table, None)
     assert got.dtype == torch.int64
     assert torch.equal(got[: len(expected)], expected)
+    for largest in (3, 4):  # of which an item as large has all places
+        limited = vg.buffers.GridPositions(order=order, largest=largest).produce(table, None)
+        assert torch.equal(limited[: len(expected)], expected.clamp(max=largest - 1))
 
 
 @given(strategies.tables())

@@ -137,3 +137,12 @@ def test_bad_items_in_a_tensor_on_the_cpu_raise_at_once(backend, dtype, layout, 
             encoder(rows_for([10]), items=value)
     encoder.check()
     assert encoder.stats.wrong_layouts == 0
+
+
+def test_recordings_count_no_items_without_rows():
+    encoder = attention_encoder()
+    with encoder.record() as trace:
+        encoder(rows_for([5, 4]), lengths=[5, 4])
+        encoder(rows_for([5, 4]), lengths=[5, 0, 4, 0])
+    assert len(trace.calls) == 1
+    assert trace.calls.total() == 2
