@@ -81,7 +81,8 @@ class SlotGroup:
         self._owners, self._registry_names = [own for own, _ in registries], [name for _, name in registries]
         self._whole = [own[name] for own, name in registries]
         self._sizes = [*map(len, self._whole)]
-        self._parts = [own for own, (_, name) in zip(self._whole, registries, strict=True) if name == "_modules"]
+        submodules = [own for own, (_, name) in zip(self._whole, registries, strict=True) if name == "_modules"]
+        self._parts = [own for own in submodules if len(own) > 1]  # a few of many: others have no order
         self._orders = [*map(list, self._parts)]
         self._registries = [slot.place.owner[slot.place.registry] for slot in slots]
         self._names = [slot.place.name for slot in slots]
