@@ -95,6 +95,13 @@ def attention_ratios(system):
     return [one[f"{system}_us"] / one["ours_256_us"] for one in result("attention")["rows"] if f"{system}_us" in one]
 
 
+def first_steps(module, system):
+    """Seconds of the first calls of a module, of all of its inputs."""
+    rows = result("steps")["rows"]
+    return sum(one["first_s"] for one in rows if (one["module"], one["system"]) == (module, system))
+
+
+SD3 = "Stable Diffusion 3 medium"
 OURS = result("qwen3_vl_8b")["systems"]["ours"]
 EAGER = result("qwen3_vl_8b")["systems"]["eager_varlen"]
 SERVICES = result("deployment")["service"]
@@ -155,6 +162,15 @@ FIGURES = {
             [OURS["held_gib"], OURS["peak_gib"], EAGER["peak_gib"]],
         ),
         ("Padding: {:.1f} to {:.1f} % of the rows of traces", ends(padding())),
+        (
+            "with `Capture(compile=True)` {:.0f}, ready for three resolutions after {:.0f} s instead of {:.0f}",
+            [
+                row("steps", module=SD3, system="fused", input="1024x1024")["third_ms"],
+                first_steps(SD3, "fused"),
+                row("modules", module=SD3, input="1024x1024")["compiled_start_s"],
+            ],
+        ),
+        ("is ready after {:.0f} s", [first_steps("Flux.1 dev", "wrapped")]),
         (
             "{:.1f} % of one image of 224x224",
             [100 * row("qwen3_vl_8b", system="ours", input="224x224")["padding"]],

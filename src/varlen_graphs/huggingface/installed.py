@@ -6,7 +6,6 @@ import inspect
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from traceback import walk_tb
 from types import CodeType
 from typing import Any, NamedTuple
 
@@ -38,6 +37,7 @@ from varlen_graphs.recipes.automatic.call_models import CallReader
 from varlen_graphs.recipes.registry import METHODS, Method, Recipe
 from varlen_graphs.recipes.tower_encoder import SeveralEncoders
 from varlen_graphs.stats import Reason, Stats
+from varlen_graphs.torch_dispatch.lines import raising_package
 from varlen_graphs.torch_dispatch.thread_modes import run_aside
 
 PLACES = ("forward", "_old_forward")
@@ -295,10 +295,7 @@ class Installed:
         except Exception as error:
             if not _is_raised_here(error):
                 raise
-            try:
-                output = self._original(*args, **kwargs)
-            except Exception as own:
-                raise own from None
+            output = self._original(*args, **kwargs)
             self._count(Reason(FAILED, reason_of(error)), 1)
             self._tell(error)
             return output
@@ -431,9 +428,7 @@ def _is_raised_here(error: Exception) -> bool:
     """Return True for an error of this library's own code, or of what it calls in torch."""
     if type(error).__module__ == checkpoint.__name__:  # which ends a run where it has all it needs
         return False
-    names = [str(frame.f_globals.get("__name__")) for frame, _ in walk_tb(error.__traceback__)]
-    packages = [name.partition(".")[0] for name in names]
-    return next((one for one in reversed(packages) if one != "torch"), None) == __name__.partition(".")[0]
+    return raising_package(error.__traceback__) == __name__.partition(".")[0]
 
 
 def _installed_at(value: Any) -> Installed | None:

@@ -1,4 +1,4 @@
-"""What shadows share: encoders, and constants that the host computes once."""
+"""The base of classes whose objects shadows share, and constants that the host computes once."""
 
 from collections.abc import Callable
 

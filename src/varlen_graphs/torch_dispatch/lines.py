@@ -128,6 +128,12 @@ def raising_line(trace: TracebackType | None) -> Line:
     return line_of(*frames[0]) if frames else UNKNOWN_LINE
 
 
+def raising_package(trace: TracebackType | None) -> str:
+    """Return the package of the innermost frame in a traceback that is not torch's; empty if all are."""
+    packages = [_package_of(frame) for frame, _ in traceback.walk_tb(trace)]
+    return next((package for package in reversed(packages) if package != "torch"), "")
+
+
 def line_of(frame: FrameType, number: int) -> Line:
     """Return a line of a frame; that of a comprehension is one of the function around it."""
     inside: FrameType | None = frame
