@@ -6,13 +6,17 @@ do without: the copy of the item table with its event, the launch of the graph, 
 that copies the outputs, with nothing looked up, checked or planned. Texts: padded batches of 8 for a small BERT of 12
 layers; with the mask on the GPU, the host waits for a copy of it. The cases take turns, because a host may be slow for
 a while. On a machine without a GPU the tape stands in, with graphs whose replay does nothing: the time of everything
-but CUDA.
+but CUDA. *Shares* are those of the packages of this library, of torch and of all else in the time of calls under a
+profiler, which makes small Python functions look slower than they are.
 """
 
 import argparse
+import cProfile
+import pstats
 import statistics
 import time
 import timeit
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -126,6 +130,26 @@ def guards(encoder: Any) -> float:
     return min(timeit.repeat(look, number=number, repeat=5)) / number * 1e6
 
 
+def shares(run: Run, calls: list[Call], device: str) -> dict[str, float]:
+    """The part of the host's time that is spent in each package of this library, in torch, and elsewhere."""
+    profile = cProfile.Profile()
+    for rows, items in calls:
+        if device == "cuda":
+            torch.cuda.synchronize()
+        profile.enable()
+        run(rows, items)
+        profile.disable()
+    spent: Counter[str] = Counter()
+    for (file, _, name), (_, _, own, _, _) in pstats.Stats(profile).stats.items():  # type: ignore[attr-defined]
+        parts = Path(file).parts
+        if "varlen_graphs" in parts:
+            room = Path(*parts[parts.index("varlen_graphs") + 1 :]).parts[0].removesuffix(".py")
+        else:
+            room = "torch" if "torch" in parts or "torch" in name or "Tensor" in name else "elsewhere"
+        spent[room] += own
+    return {room: own / spent.total() for room, own in spent.most_common()}
+
+
 def main() -> None:
     """Print a table, and write it as JSON if asked."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -182,6 +206,11 @@ def main() -> None:
         print(f"{case:30s} {cuts[49]:8.0f} {cuts[89]:8.0f} {cuts[98]:8.0f}")
     result["guards_us"] = guards(encoder)
     print(f"{'of that, guards':30s} {result['guards_us']:8.1f}")
+    result["shares"] = {
+        case: shares(run, calls, device) for case, (run, calls) in cases.items() if case != "CUDA alone"
+    }
+    for case, parts in result["shares"].items():
+        print(f"{case}: {', '.join(f'{room} {part:.0%}' for room, part in parts.items() if part >= 0.02)}")
     write_json(args.json, result)
 
 

@@ -171,7 +171,10 @@ def test_layers_share_a_schedule(name):
 
 LLAMA = {"add_rms_norm": 2, "apply_rotary": 1, "silu_mul": 1}
 FUSED = {"llama": LLAMA, "mistral with windows": LLAMA, "qwen2": LLAMA, "qwen3": LLAMA} | {
-    "modernbert": {"add_layer_norm": 2, "apply_rotary": 1}
+    "modernbert": {"add_layer_norm": 2, "apply_rotary": 1},
+    "bert": {"add_layer_norm": 2},
+    "roberta": {"add_layer_norm": 2},
+    "xlm-roberta": {"add_layer_norm": 2},
 }
 """Operators of a layer of models that run fused."""
 

@@ -1,7 +1,8 @@
-"""Packed forwards of text models of transformers whose own ones take many small kernels: Llama's layers, ModernBERT."""
+"""Packed forwards of text models of transformers whose own ones take many small kernels: BERT, ModernBERT, Llama."""
 
+import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from einops import rearrange
 from torch import Tensor, nn
@@ -9,20 +10,30 @@ from torch import Tensor, nn
 from varlen_graphs.attention.api import tile_schedule, varlen_attention
 from varlen_graphs.kernels.rotary.op import apply_rotary
 from varlen_graphs.recipes.blocks import add_norm, project_heads, rms_norm, runs_own_forward, split_heads, swiglu
-from varlen_graphs.recipes.texts.text_model import ROWS
+from varlen_graphs.recipes.texts.text_model import ROWS, TYPES
 from varlen_graphs.recipes.vision_tower import recorded
 
-Layers = Callable[[Any, Tensor, Tensor, Tensor, int], tuple[Sequence[Tensor], Tensor]]
-"""Runs the layers of a model on token ids and positions `[rows]` in segments; returns all states, and the last norm."""
+Layers = Callable[[Any, Tensor, Tensor, Tensor, int, Tensor | None], tuple[Sequence[Tensor], Tensor]]
+"""Runs the layers of a model on token ids, positions and token types `[rows]` in segments; returns all states and the
+last norm. Types may be `None`."""
+
+
+class Fused(NamedTuple):
+    """What runs the layers of a model fused, and a pattern for the names of the modules whose forward it replaces."""
+
+    layers: Layers
+    parts: str
 
 
 def fused_layers(model: nn.Module) -> Layers | None:
-    """Return what runs the layers of a model fused, if it, they and their attention are those of transformers."""
-    layers = getattr(model, "layers", ())
-    parts = [model, *layers, *(getattr(layer, "self_attn", getattr(layer, "attn", layer)) for layer in layers)]
-    files = {type(part).__module__ for part in parts}
-    own = len(parts) > 1 and len(files) == 1 and all(map(runs_own_forward, parts))
-    return LAYERS.get(files.pop()) if own else None
+    """Return what runs the layers of a model fused, if all whose forward it replaces is as transformers has it."""
+    file = type(model).__module__
+    fused = FUSED.get(file)
+    if fused is None or not runs_own_forward(model):
+        return None
+    parts = [part for name, part in model.named_modules() if re.fullmatch(fused.parts, name)]
+    own = bool(parts) and all(type(part).__module__ == file and runs_own_forward(part) for part in parts)
+    return fused.layers if own else None
 
 
 def fused_or(own: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
@@ -33,14 +44,14 @@ def fused_or(own: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]
     ) -> dict[str, Any]:
         if (layers := fused_layers(model)) is None:
             return own(model, ids, positions, cu_seqlens, max_seqlen, **given)
-        states, last = layers(model, ids, positions, cu_seqlens, max_seqlen)
+        states, last = layers(model, ids, positions, cu_seqlens, max_seqlen, given.get(TYPES))
         return {ROWS: last} | recorded(states, last, given.get("output_hidden_states"))
 
     return forward
 
 
 def _llama(
-    model: Any, ids: Tensor, positions: Tensor, cu_seqlens: Tensor, max_seqlen: int
+    model: Any, ids: Tensor, positions: Tensor, cu_seqlens: Tensor, max_seqlen: int, _: Tensor | None
 ) -> tuple[Sequence[Tensor], Tensor]:
     config, layers = model.config, [*model.layers][: model.config.num_hidden_layers]
     x = model.embed_tokens(ids)
@@ -68,7 +79,7 @@ def _llama(
 
 
 def _modern_bert(
-    model: Any, ids: Tensor, positions: Tensor, cu_seqlens: Tensor, max_seqlen: int
+    model: Any, ids: Tensor, positions: Tensor, cu_seqlens: Tensor, max_seqlen: int, _: Tensor | None
 ) -> tuple[Sequence[Tensor], Tensor]:
     layers, heads, head_dim = [*model.layers], model.config.num_attention_heads, model.layers[0].attn.head_dim
     x = model.embeddings(input_ids=ids[None])[0]
@@ -90,15 +101,44 @@ def _modern_bert(
     return states, normed
 
 
+def _bert(
+    model: Any, ids: Tensor, positions: Tensor, cu_seqlens: Tensor, max_seqlen: int, types: Tensor | None
+) -> tuple[Sequence[Tensor], Tensor]:
+    layers, heads = [*model.encoder.layer], model.config.num_attention_heads
+    head_dim = layers[0].attention.self.attention_head_size
+    types = types if types is None else types[None]
+    x = model.embeddings(input_ids=ids[None], token_type_ids=types, position_ids=positions[None])[0]
+    schedule = tile_schedule(cu_seqlens, max_seqlen, rows=len(ids), heads=heads, head_dim=head_dim)
+    states = [x]
+    for layer in layers:
+        attn, output = layer.attention.self, layer.attention.output
+        q, k, v = project_heads(x, (attn.query, attn.key, attn.value), heads, head_dim)
+        attended = varlen_attention(
+            q, k, v, cu_seqlens, max_seqlen, scale=attn.scaling, causal=attn.is_causal, schedule=schedule
+        )
+        change = output.dropout(output.dense(rearrange(attended, "rows heads dim -> rows (heads dim)")))
+        _, x = add_norm(x, change, output.LayerNorm)
+        change = layer.output.dropout(layer.output.dense(layer.intermediate(x)))
+        _, x = add_norm(x, change, layer.output.LayerNorm)
+        states.append(x)
+    return states, x
+
+
 def _around(window: int | None) -> tuple[int, int]:
     """Return the keys before and after its own that a query sees, from a window of transformers, its own counted."""
     return (window - 1, window - 1) if window else (-1, -1)
 
 
-LAYERS: dict[str, Layers] = {
-    f"transformers.models.{name}.modeling_{name}": layers
-    for name, layers in (
-        ("llama", _llama), ("mistral", _llama), ("qwen2", _llama), ("qwen3", _llama), ("modernbert", _modern_bert),
+FUSED: dict[str, Fused] = {
+    f"transformers.models.{name}.modeling_{name}": fused
+    for fused, names in (
+        (Fused(_llama, r"layers\.\d+(\.self_attn)?"), ("llama", "mistral", "qwen2", "qwen3")),
+        (Fused(_modern_bert, r"layers\.\d+(\.attn)?"), ("modernbert",)),
+        (
+            Fused(_bert, r"encoder(\.layer\.\d+(\.output|\.attention(\.self|\.output)?)?)?"),
+            ("bert", "camembert", "roberta", "xlm_roberta"),
+        ),
     )
-}  # fmt: skip
-"""Functions that run the layers of a model, by the file of its class."""
+    for name in names
+}
+"""How the layers of a model run fused, by the file of its class."""
