@@ -17,8 +17,11 @@ INERT = {
 }  # fmt: skip
 """Most modules of a tower: they do the same in training and evaluation."""
 
+RECORDING = "transformers.utils.output_capturing."
+"""Where hooks are defined that do nothing unless a call asks to record outputs. They stay after such a call."""
+
 LIBRARY_HOOKS = {
-    "transformers.utils.output_capturing.": False,  # do nothing unless the call asks to record outputs
+    RECORDING: False,
     "torch.nn.utils.spectral_norm.": False,  # compute a weight from others, in each run
     "torch.nn.utils.weight_norm.": False,
     "torch.distributed.tensor.": False,  # shard what the module computes: a part of it, which graphs hold
@@ -111,10 +114,19 @@ def part_in_training(module: nn.Module) -> str | None:
     return next((path for path, part in parts if part.training and (not path or type(part) not in INERT)), None)
 
 
+def records_outputs(hook: Any) -> bool:
+    """Return True for a hook with which transformers records outputs, in calls that ask for them."""
+    return _defined(hook).startswith(RECORDING)
+
+
 def _acts(hook: Any) -> bool | None:
     """Return True for a hook that acts in grad mode alone, False for one that never does, `None` for any other."""
-    defined = f"{getattr(hook, '__module__', None)}.{getattr(hook, '__qualname__', None)}"
+    defined = _defined(hook)
     return next((acts for place, acts in LIBRARY_HOOKS.items() if defined.startswith(place)), None)
+
+
+def _defined(hook: Any) -> str:
+    return f"{getattr(hook, '__module__', None)}.{getattr(hook, '__qualname__', None)}"
 
 
 def _expected(path: str, expected: Mapping[str, bool]) -> bool:

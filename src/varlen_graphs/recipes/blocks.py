@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from varlen_graphs.attention.api import TileSchedule, varlen_attention
 from varlen_graphs.attention.backends import AttentionBackend
+from varlen_graphs.capture.parts import records_outputs
 from varlen_graphs.errors import SpecError
 from varlen_graphs.kernels.layer_norm.op import add_layer_norm
 from varlen_graphs.kernels.linear_gelu.op import linear_gelu
@@ -209,10 +210,11 @@ def is_plain(module: Any, kind: type[nn.Module]) -> bool:
 
 
 def runs_own_forward(module: Any) -> bool:
-    """Return True if calling a module runs the forward of its class, and no hooks."""
+    """Return True if calling a module runs the forward of its class, and no hooks but those that record outputs."""
     own = vars(module).get("forward")  # where `vg.wrap` puts what stands for that of the class
     is_of_class = own is None or getattr(own, "is_of_class", False)
-    return is_of_class and not (module._forward_hooks or module._forward_pre_hooks)
+    hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+    return is_of_class and all(map(records_outputs, hooks))
 
 
 def _is_rms_norm(norm: Any) -> bool:

@@ -17,6 +17,7 @@ from varlen_graphs.layouts.items import Layout
 from varlen_graphs.outputs.declared import HIDDEN_STATES, Declared, Fields
 from varlen_graphs.outputs.entries import Rows
 from varlen_graphs.outputs.parts import flatten
+from varlen_graphs.recipes.automatic.fused_batch import fused_or, is_fused
 from varlen_graphs.recipes.inspection import RUN_ERRORS, declare, itself
 from varlen_graphs.recipes.modes.cached_tables import CachedTable, reads_copies
 from varlen_graphs.recipes.modes.skip_mask_checks import keeps_masks
@@ -82,6 +83,10 @@ class BatchModel:
             CaptureError: A run does what no graph can hold.
         """
         outputs = self._outputs({})
+        if is_fused(self.tower):
+            self.function, own = fused_or(itself(self.forward)), self.function
+            if not self._agrees(outputs, {}):
+                self.function = own
         try:
             self._check_capture({})
         except CaptureError:
@@ -121,6 +126,8 @@ class BatchModel:
             self._check_capture(asked)
         except (VarlenGraphsError, *RUN_ERRORS):
             return {}
+        if not self._agrees(declared, asked):
+            return {}
         fields = declared.fields if isinstance(declared, Fields) else {}
         if fields.keys() != {*outputs.fields, HIDDEN_STATES}:  # only this field may come and go
             return {}
@@ -158,14 +165,22 @@ class BatchModel:
 
     def _check_masks(self, declared: Declared) -> None:
         """Check that masks that mask nothing change no output: transformers leaves them out."""
-        example = self.example(FEW)
-        assert self.function is not None  # noqa: S101 - the caller has set it
-        with torch.no_grad():
-            kept, without = self.function(self.tower, **example), self.forward(**example)
-        parts = zip(flatten(kept, declared).tensors, flatten(without, declared).tensors, strict=True)
-        if any(difference(one, other) is not None for one, other in parts):
+        if not self._agrees(declared, {}):
             raise SpecError(
                 "transformers leaves out its mask in calls that mask nothing, which changes the output, because its "
                 "attention is causal without one; tower.config._attn_implementation = 'eager' takes the mask in all "
                 "calls"
             )
+
+    def _agrees(self, declared: Declared, asked: Mapping[str, Any]) -> bool:
+        """Return True if the function to capture, if any, returns what the tower's own forward does."""
+        if self.function is None:
+            return True
+        example = self.example(FEW) | dict(asked)
+        try:
+            with torch.no_grad():
+                found, own = self.function(self.tower, **example), self.forward(**example)
+            parts = zip(flatten(found, declared).tensors, flatten(own, declared).tensors, strict=True)
+            return type(found) is type(own) and all(difference(one, other) is None for one, other in parts)
+        except (VarlenGraphsError, *RUN_ERRORS):
+            return False

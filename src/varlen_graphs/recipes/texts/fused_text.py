@@ -1,15 +1,15 @@
 """Packed forwards of text models of transformers whose own ones take many small kernels: BERT, ModernBERT, Llama."""
 
-import re
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from einops import rearrange
 from torch import Tensor, nn
 
 from varlen_graphs.attention.api import tile_schedule, varlen_attention
 from varlen_graphs.kernels.rotary.op import apply_rotary
-from varlen_graphs.recipes.blocks import add_norm, project_heads, rms_norm, runs_own_forward, split_heads, swiglu
+from varlen_graphs.recipes.blocks import add_norm, project_heads, rms_norm, split_heads, swiglu
+from varlen_graphs.recipes.fused import Fused, fused_run
 from varlen_graphs.recipes.texts.text_model import ROWS, TYPES
 from varlen_graphs.recipes.vision_tower import recorded
 
@@ -18,22 +18,9 @@ Layers = Callable[[Any, Tensor, Tensor, Tensor, int, Tensor | None], tuple[Seque
 last norm. Types may be `None`."""
 
 
-class Fused(NamedTuple):
-    """What runs the layers of a model fused, and a pattern for the names of the modules whose forward it replaces."""
-
-    layers: Layers
-    parts: str
-
-
-def fused_layers(model: nn.Module) -> Layers | None:
-    """Return what runs the layers of a model fused, if all whose forward it replaces is as transformers has it."""
-    file = type(model).__module__
-    fused = FUSED.get(file)
-    if fused is None or not runs_own_forward(model):
-        return None
-    parts = [part for name, part in model.named_modules() if re.fullmatch(fused.parts, name)]
-    own = bool(parts) and all(type(part).__module__ == file and runs_own_forward(part) for part in parts)
-    return fused.layers if own else None
+def is_fused(model: nn.Module) -> bool:
+    """Return True if the layers of a model run fused."""
+    return fused_run(model, FUSED) is not None
 
 
 def fused_or(own: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
@@ -42,7 +29,7 @@ def fused_or(own: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]
     def forward(
         model: Any, ids: Tensor, positions: Tensor, cu_seqlens: Tensor, max_seqlen: int, **given: Any
     ) -> dict[str, Any]:
-        if (layers := fused_layers(model)) is None:
+        if (layers := fused_run(model, FUSED)) is None:
             return own(model, ids, positions, cu_seqlens, max_seqlen, **given)
         states, last = layers(model, ids, positions, cu_seqlens, max_seqlen, given.get(TYPES))
         return {ROWS: last} | recorded(states, last, given.get("output_hidden_states"))
@@ -141,4 +128,4 @@ FUSED: dict[str, Fused] = {
     )
     for name in names
 }
-"""How the layers of a model run fused, by the file of its class."""
+"""Functions that run the layers of a model, by the file of its class."""

@@ -1,0 +1,100 @@
+"""Forwards of towers that take a batch of inputs of one size, with fused layers: SigLIP, CLIP, Whisper."""
+
+from collections.abc import Callable, Sequence
+from inspect import signature
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor, nn
+
+from varlen_graphs.attention.api import tile_schedule
+from varlen_graphs.recipes.blocks import siglip_layers, whisper_layers
+from varlen_graphs.recipes.fused import Fused, fused_run
+from varlen_graphs.recipes.towers import output_class
+from varlen_graphs.recipes.vision_tower import recorded
+
+
+def is_fused(tower: nn.Module) -> bool:
+    """Return True if there is a fused forward of a tower."""
+    return fused_run(tower, FUSED) is not None
+
+
+def fused_or(own: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the fused forward of a tower, which runs its `own` once a forward in the tower has been replaced.
+
+    And in calls with other arguments than the fused one takes.
+    """
+
+    def function(tower: nn.Module, **arguments: Any) -> Any:
+        given = {name: one for name, one in arguments.items() if one is not None and USUAL.get(name) is not one}
+        run, output = fused_run(tower, FUSED), None
+        if run is not None and given.keys() <= signature(run).parameters.keys():
+            output = run(tower, **given)
+        return own(tower, **arguments) if output is None else output
+
+    function.__signature__ = signature(own)  # type: ignore[attr-defined]
+    return function
+
+
+def _siglip(
+    tower: Any, pixel_values: Tensor, interpolate_pos_encoding: bool = False, output_hidden_states: Any = None
+) -> Any:
+    inner = getattr(tower, "vision_model", tower)  # in older versions of transformers
+    x = inner.embeddings(pixel_values, interpolate_pos_encoding=interpolate_pos_encoding)
+    states, last = _layers(siglip_layers, inner.encoder.layers, x, inner.post_layernorm)
+    pooled = inner.head(last) if inner.use_head else None
+    return output_class(inner, "BaseModelOutputWithPooling")(
+        last_hidden_state=last, pooler_output=pooled, **recorded(states, states[-1], output_hidden_states)
+    )
+
+
+def _clip(
+    tower: Any, pixel_values: Tensor, interpolate_pos_encoding: bool = False, output_hidden_states: Any = None
+) -> Any:
+    inner = getattr(tower, "vision_model", tower)
+    x = inner.pre_layrnorm(inner.embeddings(pixel_values, interpolate_pos_encoding=interpolate_pos_encoding))
+    states, last = _layers(siglip_layers, inner.encoder.layers, x, None)
+    return output_class(inner, "BaseModelOutputWithPooling")(
+        last_hidden_state=last,
+        pooler_output=inner.post_layernorm(last[:, 0]),
+        **recorded(states, last, output_hidden_states),
+    )
+
+
+def _whisper(tower: Any, input_features: Tensor, output_hidden_states: Any = None) -> Any:
+    x = F.gelu(tower.conv2(F.gelu(tower.conv1(input_features)))).transpose(1, 2)
+    if x.shape[1] != tower.embed_positions.num_embeddings:
+        return None  # its own forward has the error
+    positions = torch.arange(tower.embed_positions.num_embeddings, device=x.device)
+    states, last = _layers(whisper_layers, tower.layers, x + tower.embed_positions(positions), tower.layer_norm)
+    return output_class(tower, "BaseModelOutput")(
+        last_hidden_state=last, **recorded(states, last, output_hidden_states)
+    )
+
+
+def _layers(run: Callable[..., Tensor], layers: Any, x: Tensor, last: Any) -> tuple[Sequence[Tensor], Tensor]:
+    """Run layers on `x`, `[items, length, dim]`; return all states, and the norm `last` of the last one."""
+    items, length, _ = x.shape
+    attn = layers[0].self_attn
+    cu_seqlens = torch.arange(0, (items + 1) * length, length, dtype=torch.int32, device=x.device)
+    schedule = tile_schedule(cu_seqlens, length, rows=items * length, heads=attn.num_heads, head_dim=attn.head_dim)
+    states: list[Tensor] = []
+    rows = rearrange(x, "items length dim -> (items length) dim")
+    out = run(layers, rows, last, cu_seqlens, length, schedule, "auto", states=states)
+    *states, out = (rearrange(each, "(items length) dim -> items length dim", items=items) for each in (*states, out))
+    return states, out
+
+
+USUAL = {"return_dict": True, "output_attentions": False}
+"""Arguments that models around a tower may pass, and that change nothing."""
+
+_LAYERS_OF_SIGLIP = r"vision_model|(vision_model\.)?encoder(\.layers\.\d+(\.self_attn|\.mlp)?)?"
+
+FUSED: dict[str, Fused] = {
+    "transformers.models.clip.modeling_clip": Fused(_clip, _LAYERS_OF_SIGLIP),
+    "transformers.models.siglip.modeling_siglip": Fused(_siglip, _LAYERS_OF_SIGLIP),
+    "transformers.models.whisper.modeling_whisper": Fused(_whisper, r"layers\.\d+(\.self_attn)?"),
+}
+"""Fused forwards, by the file of a tower's class; those return `None` for calls that they leave to the tower's own."""

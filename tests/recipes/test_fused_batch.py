@@ -1,0 +1,151 @@
+"""`by_batch` on SigLIP, CLIP and Whisper, whose layers run fused."""
+
+import pytest
+import torch
+import transformers
+from torch import nn
+from transformers.models.whisper.modeling_whisper import WhisperEncoder
+
+import varlen_graphs as vg
+from tests.support.operators import operators
+from tests.support.text_encoders import IS_OLD
+from tests.support.towers import distance
+
+LAYERS = 2
+SIZES = {
+    "hidden_size": 32, "num_hidden_layers": LAYERS, "num_attention_heads": 2, "intermediate_size": 48,
+    "image_size": 32, "patch_size": 8,
+}  # fmt: skip
+SOUND = {
+    "d_model": 32, "encoder_layers": LAYERS, "encoder_attention_heads": 2, "encoder_ffn_dim": 48, "num_mel_bins": 8,
+    "max_source_positions": 20,
+}  # fmt: skip
+TOWERS = {
+    "siglip": lambda: transformers.SiglipVisionModel(transformers.SiglipVisionConfig(**SIZES)),
+    "siglip without a head": lambda: transformers.SiglipVisionModel(
+        transformers.SiglipVisionConfig(vision_use_head=False, **SIZES)
+    ),
+    "clip": lambda: transformers.CLIPVisionModel(transformers.CLIPVisionConfig(**SIZES)),
+    "whisper": lambda: WhisperEncoder(transformers.WhisperConfig(**SOUND)),
+}
+FUSED = {
+    "siglip": {"attention": 2, "add_layer_norm": 4, "linear_gelu": 2},
+    "siglip without a head": {"attention": 2, "add_layer_norm": 4, "linear_gelu": 2},
+    "clip": {"attention": 2, "add_layer_norm": 3},  # the last layer has no norm after it
+    "whisper": {"attention": 2, "add_layer_norm": 4},
+}
+"""Operators of the two layers of a tower."""
+
+pytestmark = pytest.mark.skipif(IS_OLD, reason="older versions of transformers return hidden states in another way")
+
+
+def tower_of(name, dtype=torch.float32):
+    """A tower with weights large enough that attention counts."""
+    torch.manual_seed(0)
+    tower = TOWERS[name]()
+    for parameter in tower.parameters():
+        parameter.data.mul_(3 if parameter.dim() == 2 else 1)
+    return tower.to(dtype).eval().requires_grad_(False)
+
+
+def batch(name, count, seed=0, dtype=torch.float32):
+    shape = (8, 40) if name == "whisper" else (3, 32, 32)
+    return torch.randn(count, *shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def encoder_of(tower, **options):
+    return vg.recipes.by_batch(tower, [1, 2, 4], backend="tape", **options)
+
+
+def runs_fused(encoder, name):
+    counts = operators(encoder, batch(name, 3))
+    return {one: counts[f"varlen_graphs::{one}"] for one in FUSED[name]} == FUSED[name]
+
+
+def check(encoder, x, tolerance=1e-5, **asked):
+    out, expected = encoder(x, **asked), type(encoder.module).forward(encoder.module, x, **asked)
+    assert type(out) is type(expected)
+    assert out.keys() == expected.keys()
+    states = zip(out.get("hidden_states") or (), expected.get("hidden_states") or (), strict=True)
+    fields = ((out[one], expected[one]) for one in out if one != "hidden_states")
+    assert all(distance(one, other) < tolerance for one, other in (*states, *fields))
+
+
+@pytest.mark.parametrize("name", TOWERS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_layers_run_fused_and_the_outputs_are_those_of_the_tower(name, dtype):
+    encoder = encoder_of(tower_of(name, dtype))
+    for count in (1, 2, 3, 6):
+        check(encoder, batch(name, count, count, dtype), 1e-5 if dtype == torch.float32 else 0.02)
+    assert not encoder.stats.eager
+    if dtype == torch.float32:
+        assert runs_fused(encoder, name)
+
+
+@pytest.mark.parametrize("name", TOWERS)
+def test_hidden_states_are_graphed_and_a_tower_that_recorded_them_before_runs_fused(name):
+    tower = tower_of(name)
+    tower(batch(name, 1), output_hidden_states=True)  # leaves hooks of transformers
+    encoder = encoder_of(tower)
+    for _ in range(2):
+        check(encoder, batch(name, 3), output_hidden_states=True)
+        check(encoder, batch(name, 3))
+    assert not encoder.stats.eager
+    assert runs_fused(encoder, name)
+
+
+@pytest.mark.parametrize("name", TOWERS)
+def test_arguments_that_change_nothing_leave_the_layers_fused(name):
+    usual = {"return_dict": True, "output_attentions": False, "output_hidden_states": False}
+    encoder, x = encoder_of(tower_of(name)), batch(name, 3)
+    check(encoder, x, **usual)
+    assert not encoder.stats.eager
+    assert operators(encoder, x, **usual)["varlen_graphs::attention"] == LAYERS
+
+
+@pytest.mark.parametrize("name", ["siglip", "clip"])
+def test_images_of_another_size_are_interpolated_as_the_tower_does(name):
+    encoder = encoder_of(tower_of(name))
+    for _ in range(2):
+        check(encoder, torch.randn(3, 3, 48, 64), interpolate_pos_encoding=True)
+    assert not encoder.stats.eager
+
+
+def test_clips_of_a_wrong_length_raise_as_the_tower_does():
+    encoder = encoder_of(tower_of("whisper"))
+    with pytest.raises(ValueError, match="Whisper expects the mel input features to be of length 40, but found 30"):
+        encoder(torch.randn(2, 8, 30))
+    check(encoder, batch("whisper", 2))
+
+
+@pytest.mark.parametrize("name", ["siglip", "whisper"])
+def test_a_forward_that_is_replaced_after_the_capture_is_followed(name):
+    tower = tower_of(name)
+    encoder, x = encoder_of(tower, capture=vg.options.Capture(on_change="recapture")), batch(name, 2)
+    encoder(x)
+    layers = tower.layers if name == "whisper" else next(m for n, m in tower.named_modules() if n.endswith("r.layers"))
+    attention = layers[1].self_attn
+    attention.forward = lambda *args, **kwargs: (2 * type(attention).forward(attention, *args, **kwargs)[0], None)
+    for _ in range(70):
+        out = encoder(x)
+    assert distance(out.last_hidden_state, tower(x).last_hidden_state) < 1e-5
+    assert not encoder.stats.eager
+
+
+def test_parts_of_other_classes_run_as_they_are():
+    tower = tower_of("siglip")
+    layers = next(m for n, m in tower.named_modules() if n.endswith("r.layers"))
+    layers[0].self_attn.q_proj = nn.Sequential(layers[0].self_attn.q_proj, nn.Tanh())
+    layers[1].mlp.activation_fn = nn.ReLU()
+    encoder = encoder_of(tower)
+    check(encoder, batch("siglip", 3))
+    assert operators(encoder, batch("siglip", 3))["varlen_graphs::linear_gelu"] == 1
+
+    class Louder(type(layers[0].mlp)):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    layers[1].mlp.__class__ = Louder
+    encoder = encoder_of(tower)
+    check(encoder, batch("siglip", 3))
+    assert operators(encoder, batch("siglip", 3))["varlen_graphs::attention"] == 0
