@@ -1,4 +1,4 @@
-"""An encoder inside a model: in the place of the tower, or beside it."""
+"""`GraphedEncoder` as a part of a model: in the place of the tower, or beside it."""
 
 import copy
 from types import SimpleNamespace

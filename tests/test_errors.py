@@ -15,7 +15,7 @@ from tests.support.towers import distance, pixels, qwen3_vl_tower
 
 @pytest.fixture(scope="module")
 def tower():
-    return qwen3_vl_tower()
+    return qwen3_vl_tower(depth=2, deepstack_visual_indexes=[0])
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Counters for programs: as a dict, and as the text that Prometheus scrapes, which is parsed here by its grammar."""
+"""`Stats`: counters for programs, as a dict, and as the text that Prometheus scrapes, which is parsed here by its grammar."""
 
 import json
 import re
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import varlen_graphs as vg
 from tests.support.encoders import attention_encoder, rows_for
-from tests.support.scripts import run_script
+from tests.support.forked_scripts import run_script
 from tests.support.threads import run_in_threads
 
 BUDGETS = st.builds(vg.budgets.Budget, st.integers(1, 4096), st.integers(1, 9), st.integers(1, 9), st.integers(1, 9))

@@ -1,3 +1,5 @@
+"""`Budget`, `Ladder` and `resolve_budgets`: capacities of graphs, and errors that say what was expected."""
+
 import itertools
 import re
 import sys

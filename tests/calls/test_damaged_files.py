@@ -1,4 +1,4 @@
-"""Warm-up files and traces come from disks: whatever is in one, it is read, or refused by an `InputError`.
+"""`Capture(warmup=...)` and `Trace.load`: whatever is in a file, it is read, or refused by an `InputError`.
 
 A refused warm-up file stops no start: it is ignored with a warning, unless asked otherwise.
 """
@@ -154,7 +154,7 @@ def read(name, text):
                 load_warmup(text, "ignore")
 
 
-@settings(max_examples=50, suppress_health_check=list(HealthCheck), deadline=None)
+@settings(max_examples=30, suppress_health_check=list(HealthCheck), deadline=None)
 @given(files())
 def test_whatever_is_in_a_file_is_read_or_refused_by_name(case):
     read(*case)

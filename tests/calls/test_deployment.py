@@ -9,16 +9,13 @@ import pytest
 import torch
 
 import varlen_graphs as vg
-from tests.support.scripts import run_script
+from tests.support.forked_scripts import run_script
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 
 LOADER = """
-    import os
-    import torch
-    import varlen_graphs as vg
     from torch.utils.data import DataLoader, Dataset
-    from tests.support.encoders import Attention, attention_encoder, attention_spec, original_attention, rows_for
+    from tests.support.encoders import original_attention, rows_for
 
     torch.set_grad_enabled(False)
     LENGTHS = [[5, 9], [30], [3, 4, 5], [60]]
@@ -32,14 +29,15 @@ LOADER = """
         def __getitem__(self, at):
             return self.encoder(rows_for(LENGTHS[at]), lengths=LENGTHS[at])
 
-    def load(dataset, method="fork", **options):
-        return [*DataLoader(dataset, batch_size=None, num_workers=2, multiprocessing_context=method, **options)]
+    def load(dataset, method="fork", workers=2, **options):
+        return [*DataLoader(dataset, batch_size=None, num_workers=workers, multiprocessing_context=method, **options)]
 """
 
 
 def test_workers_of_a_data_loader_make_encoders_of_their_own():
     """In `worker_init_fn`, or at the first item."""
     printed, _ = run_script(
+        LOADER,
         """
     data = Encoded()
 
@@ -50,19 +48,19 @@ def test_workers_of_a_data_loader_make_encoders_of_their_own():
         torch.testing.assert_close(got, original(rows_for(lengths), lengths))
         print("right")
     """,
-        prelude=LOADER,
     )
     assert printed == ["right"] * 4
 
 
 def test_a_worker_that_gets_a_used_encoder_fails_with_what_to_do_and_the_parent_goes_on():
     printed, _ = run_script(
+        LOADER,
         """
     data = Encoded()
     data.encoder = attention_encoder(module=module)
     expected = data[0]
     try:
-        load(data)
+        load(data, workers=1)
     except vg.errors.StaleGraphError as error:
         assert "in DataLoader worker process" in str(error)
         assert "start workers with multiprocessing's 'spawn', or create the encoder in the worker" in str(error)
@@ -70,13 +68,13 @@ def test_a_worker_that_gets_a_used_encoder_fails_with_what_to_do_and_the_parent_
     assert torch.equal(data[0], expected)
     print("whole")
     """,
-        prelude=LOADER,
     )
     assert printed == ["told", "whole"]
 
 
 def test_workers_that_only_load_leave_the_encoder_of_the_parent_alone():
     printed, _ = run_script(
+        LOADER,
         """
     import gc
 
@@ -92,13 +90,13 @@ def test_workers_that_only_load_leave_the_encoder_of_the_parent_alone():
         torch.testing.assert_close(encoder(rows, lengths=lengths), original(rows, lengths))
     print(encoder.stats.replays.total())
     """,
-        prelude=LOADER,
     )
     assert printed == ["5"]
 
 
 def test_an_encoder_is_not_sent_to_workers_that_are_spawned():
     printed, _ = run_script(
+        LOADER,
         """
     data = Encoded()
     data.encoder = attention_encoder(module=module)
@@ -108,7 +106,6 @@ def test_an_encoder_is_not_sent_to_workers_that_are_spawned():
         assert "copy its module, and make an encoder of the copy" in str(error)
         print("told")
     """,
-        prelude=LOADER,
     )
     assert printed == ["told"]
 

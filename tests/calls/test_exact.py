@@ -1,4 +1,4 @@
-"""Graphs of exactly the size of calls, for the sizes that recur."""
+"""`Capture(exact=...)`: graphs of exactly the size of calls, for the sizes that recur."""
 
 import re
 import time
@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 import varlen_graphs as vg
 from tests.support.encoders import Attention, attention_encoder, attention_spec, rows_for
 from tests.support.towers import equal_bits
+from varlen_graphs.calls import exact_graphs
+from varlen_graphs.routing import recent
 
 BUDGETS = [vg.budgets.Budget(64, items=8), vg.budgets.Budget(128, items=8)]
 SMALL, LARGE = BUDGETS
@@ -25,6 +27,13 @@ def recurring(most=2, budgets=BUDGETS, **options):
 def exact(lengths):
     """Return the size of the graph of a layout of some lengths."""
     return vg.budgets.Budget(sum(lengths), items=len(lengths), segments=len(lengths), max_seqlen=max(lengths))
+
+
+@pytest.fixture
+def few_are_recent(monkeypatch):
+    """A hundred calls in place of a thousand."""
+    for module in (exact_graphs, recent):
+        monkeypatch.setattr(module, "RECENT", 100)
 
 
 def make_wrong(encoder, monkeypatch):
@@ -116,12 +125,12 @@ def test_layouts_that_come_much_more_often_take_the_place_of_others():
     assert not encoder.stats.exact.total() - 3  # those of 11
 
 
-def test_traffic_that_was_long_ago_counts_little():
+def test_traffic_that_was_long_ago_counts_little(few_are_recent):
     encoder = recurring(most=1)
     call(encoder, [10], times=40)
     assert encoder.capture_pending() == [exact([10])]
     with torch.no_grad():
-        for _ in range(3000):
+        for _ in range(300):
             encoder(rows_for([9]), lengths=[9])
     assert encoder.capture_pending(None) == [exact([9])]
     assert sizes(encoder) == [exact([9])]
@@ -173,12 +182,13 @@ def test_a_limit_on_memory_comes_first():
     assert not limited.disabled
 
 
-def test_static_arguments_have_graphs_of_their_own():
-    class Scaled(Attention):
-        def forward(self, x, cu_seqlens, max_seqlen, scale=1):
-            return super().forward(x, cu_seqlens, max_seqlen) * scale
+class Scaled(Attention):
+    def forward(self, x, cu_seqlens, max_seqlen, scale=1):
+        return super().forward(x, cu_seqlens, max_seqlen) * scale
 
-    encoder = vg.GraphedEncoder(Scaled(8).eval(), BUDGETS, SHAPED, backend="tape", capture=vg.options.Capture(exact=2))
+
+def test_static_arguments_have_graphs_of_their_own():
+    encoder = recurring(module=Scaled())
     rows = rows_for([20])
     for scale in (1, 2):
         for _ in range(4):
@@ -235,11 +245,7 @@ def test_without_the_option_there_is_nothing_to_capture_between_calls():
 
 
 def test_graphs_of_all_static_arguments_together_are_no_more_than_asked_for():
-    class Scaled(Attention):
-        def forward(self, x, cu_seqlens, max_seqlen, scale=1):
-            return super().forward(x, cu_seqlens, max_seqlen) * scale
-
-    encoder = vg.GraphedEncoder(Scaled(8).eval(), BUDGETS, SHAPED, backend="tape", capture=vg.options.Capture(exact=2))
+    encoder = recurring(module=Scaled())
     for scale in (1, 2):
         for lengths in ([20], [30]):
             for _ in range(4):
@@ -278,7 +284,7 @@ def test_a_size_that_cannot_be_captured_is_left_out_with_a_warning_and_others_ar
             return super().forward(x, cu_seqlens, max_seqlen)
 
     Failing.captured = False
-    encoder = vg.GraphedEncoder(Failing(8).eval(), BUDGETS, SHAPED, backend="tape", capture=vg.options.Capture(exact=2))
+    encoder = recurring(module=Failing())
     for lengths in ([20], [30], [31]):
         call(encoder, lengths, times=4 + (lengths == [20]))
     Failing.captured = True
@@ -297,14 +303,7 @@ def test_a_graph_that_fails_the_proof_is_not_used_and_budgets_go_on(strict):
             y = super().forward(x, cu_seqlens, max_seqlen)
             return y + x.nan_to_num().mean() if len(x) == 33 and max_seqlen == 20 else y
 
-    encoder = vg.GraphedEncoder(
-        Wrong(8).eval(),
-        BUDGETS,
-        SHAPED,
-        backend="tape",
-        capture=vg.options.Capture(exact=2),
-        verify=vg.options.Verify(strict=strict),
-    )
+    encoder = recurring(module=Wrong(), verify=vg.options.Verify(strict=strict))
     encoder(rows_for([6]), lengths=[6])
     for _ in range(4):
         encoder(rows_for([20, 13]), lengths=[20, 13])
@@ -370,12 +369,12 @@ def test_graphs_of_exact_sizes_are_not_compiled():
         vg.options.Capture(exact=1, compile=True)
 
 
-def test_a_key_that_was_quiet_for_long_is_captured_again_after_its_graphs_went():
+def test_a_key_that_was_quiet_for_long_is_captured_again_after_its_graphs_went(few_are_recent):
     encoder = recurring(most=1)
     call(encoder, [20], times=4)
     encoder.capture_pending()
     with torch.no_grad():
-        for _ in range(3000):
+        for _ in range(300):
             encoder(rows_for([9]), lengths=[9])
     call(encoder, [20], times=4)
     encoder.add_budget(vg.budgets.Budget(256, items=16))  # in a larger arena
@@ -388,7 +387,7 @@ def test_what_a_graph_held_goes_with_it():
         def forward(self, x, cu_seqlens, max_seqlen):
             return super().forward(x + torch.tensor([0.5] * 8).to(x.device), cu_seqlens, max_seqlen)
 
-    encoder = vg.GraphedEncoder(Shifted(8).eval(), BUDGETS, SHAPED, backend="tape", capture=vg.options.Capture(exact=1))
+    encoder = recurring(most=1, module=Shifted())
     held = []
     for length in range(10, 14):
         call(encoder, [length], times=4 * 2 ** (length - 10))

@@ -1,4 +1,4 @@
-"""The report as a page: what it draws, and that it stands by itself."""
+"""`GraphedEncoder.report` as a page: what it draws, and that it stands by itself."""
 
 import re
 import shutil

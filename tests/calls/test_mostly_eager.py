@@ -1,4 +1,4 @@
-"""A warning where most of the last calls ran eager: once for each reason, with what to do."""
+"""`MostlyEager`: a warning where most of the last calls ran eager: once for each reason, with what to do."""
 
 import contextlib
 import warnings
@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import varlen_graphs as vg
-from tests.support.encoders import Attention, attention_encoder, attention_spec, rows_for
+from tests.support.encoders import Attention, Of, attention_encoder, attention_spec, encoder_of, rows_for
 
 SHAPED = attention_spec(rows=vg.inputs.Rows("x", shape=(8,)))
 
@@ -84,7 +84,8 @@ def test_what_only_the_module_can_answer_is_told():
 
 
 def test_a_lazy_encoder_is_told_of_if_nobody_captures():
-    forgotten, served = (attention_encoder(spec=SHAPED, capture=vg.options.Capture(lazy=True)) for _ in range(2))
+    doubles, lazy = Of(lambda module, x, lengths=None: x * 2), vg.options.Capture(lazy=True)
+    forgotten, served = (encoder_of(doubles, capture=lazy) for _ in range(2))
     assert not calls(forgotten, 1000)  # the first calls run eager on purpose
     (told,) = calls(forgotten, 200)
     assert "not captured yet; nobody captures what calls request: call encoder.capture_in_background()" in told

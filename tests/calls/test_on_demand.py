@@ -1,4 +1,4 @@
-"""Graphs that calls capture when they need them."""
+"""`Executor`: a call captures the graphs that it needs, and `Capture(start_step=...)` what they begin with."""
 
 import warnings
 
@@ -74,7 +74,7 @@ class Limited(Attention):
 
 
 def test_where_memory_is_short_for_the_largest_budgets_others_are_tried():
-    encoder = vg.GraphedEncoder(Limited(8).eval(), BUDGETS, SHAPED, backend="tape")
+    encoder = attention_encoder(BUDGETS, Limited(), SHAPED)
     with pytest.warns(UserWarning, match="could not be captured, and the budget is disabled"):
         check(encoder, [60])
     assert encoder.disabled.keys() == {LARGEST}
@@ -86,7 +86,7 @@ def test_where_memory_is_short_for_the_largest_budgets_others_are_tried():
 
 
 def test_where_neither_what_a_call_needs_nor_the_largest_budget_can_be_captured_others_are_tried():
-    encoder = vg.GraphedEncoder(Limited(8).eval(), BUDGETS, SHAPED, backend="tape")
+    encoder = attention_encoder(BUDGETS, Limited(), SHAPED)
     with pytest.warns(UserWarning, match="could not be captured, and the budget is disabled"):
         encoder(rows_for([50, 30]), lengths=[50, 30])  # as two replays, once 96 and 128 rows are disabled
     assert encoder.disabled.keys() == {LARGE, LARGEST}
@@ -106,7 +106,7 @@ class Short(Attention):
 @pytest.mark.parametrize("first", [[50, 30], [100], [20]])
 def test_a_module_that_refuses_large_budgets_has_graphs_of_small_ones(first):
     """As if all budgets were captured at once: the smallest is tried after the largest."""
-    encoder = vg.GraphedEncoder(Short(8).eval(), BUDGETS, SHAPED, backend="tape")
+    encoder = attention_encoder(BUDGETS, Short(), SHAPED)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if first == [100]:
@@ -136,7 +136,7 @@ def test_where_all_graphs_were_dropped_the_largest_budget_comes_first_again():
         def most(self):
             return most[0]
 
-    encoder = vg.GraphedEncoder(Shrinking(8).eval(), BUDGETS, SHAPED, backend="tape")
+    encoder = attention_encoder(BUDGETS, Shrinking(), SHAPED)
     check(encoder, [20])
     encoder.drop_budget(SMALL)
     encoder.drop_budget(LARGEST)
@@ -181,7 +181,7 @@ class Wrong(Attention):
 
 
 def test_a_new_set_of_which_every_graph_is_wrong_is_refused_whole():
-    encoder = vg.GraphedEncoder(Wrong(8).eval(), BUDGETS, SHAPED, backend="tape")
+    encoder = attention_encoder(BUDGETS, Wrong(), SHAPED)
     with pytest.warns(UserWarning, match="4 of 4 graphs failed verification"):
         check(encoder, [20])
     with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""Calls of rows and items that the host knows, which take a short way: as others in every respect."""
+"""`SingleReplay`: calls that take the short way are as others in every respect."""
 
 import gc
 import weakref
@@ -161,7 +161,7 @@ def test_padding_that_was_poisoned_is_cleared_for_later_calls(encoders):
 
 
 def test_a_grid_is_answered_by_fields_of_the_output():
-    tower = qwen3_vl_tower()
+    tower = qwen3_vl_tower(depth=2, deepstack_visual_indexes=[0])
     plain, other = (
         vg.recipes.qwen3_vl(tower, [64, 128], backend="tape", eager_if=asks) for asks in (None, lambda module: None)
     )

@@ -1,4 +1,4 @@
-"""Threads and processes: calls of every kind at once, forks, and the end of the interpreter."""
+"""`Pool` among threads and processes: calls of every kind at once, forks, and the end of the interpreter."""
 
 import os
 
@@ -8,7 +8,7 @@ from torch import nn
 
 import varlen_graphs as vg
 from tests.support.encoders import attention_encoder, attention_spec, rows_for
-from tests.support.scripts import run_script
+from tests.support.forked_scripts import run_script
 from tests.support.threads import run_in_threads
 from tests.support.towers import distance
 

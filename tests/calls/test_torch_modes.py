@@ -1,4 +1,4 @@
-"""Modes and transforms of torch see each operation of an eager call, so calls under them run eager."""
+"""`GraphedEncoder` under torch: modes and transforms of torch see each operation of an eager call, so calls under them run eager."""
 
 import pytest
 import torch
@@ -246,7 +246,7 @@ def test_a_stage_records_no_rows_that_come_later():
 
 
 def test_a_recipe_is_traced_as_its_tower():
-    tower = qwen3_vl_tower().requires_grad_(False)
+    tower = qwen3_vl_tower(depth=2, deepstack_visual_indexes=[0]).requires_grad_(False)
     encoder = vg.recipes.qwen3_vl(tower, [vg.budgets.Budget(128, items=4)], backend="tape")
     one, other = [(1, 4, 6), (1, 4, 4)], [(1, 4, 4), (1, 4, 6)]
     encoder(pixels(one), grid_thw=one)

@@ -1,4 +1,4 @@
-"""A forward under torch's compiler: one compilation for all budgets, and an error where it would take more."""
+"""`CompiledForward`: a forward under torch's compiler: one compilation for all budgets, and an error where it would take more."""
 
 from dataclasses import replace
 from functools import partial
@@ -162,17 +162,21 @@ def test_a_block_keeps_a_forward_of_its_own():
 
 
 def recipe(name, **options):
+    """Return the encoder of a tower with one layer of each kind."""
     if name == "minicpmv":
         return vg.recipes.minicpmv(*minicpm.models("2.6"), [256, 512, 1024], **options)
     if name == "resampler":
         return vg.recipes.resampler(minicpm.models("2.6")[1], [256, 512, 1024], **options)
     tower = {
-        "qwen2_vl": lambda: towers.qwen2_tower(family="qwen2_vl"),
-        "qwen2_5_vl": towers.qwen2_tower,
-        "qwen3_vl": towers.qwen3_vl_tower,
-        "qwen3_omni_audio": lambda: towers.qwen3_omni_audio_tower(conv_chunksize=500),  # one piece, as in real budgets
-        "glm4v": towers.glm4v_tower,
-        "siglip2": towers.siglip2_tower,
+        "qwen2_vl": lambda: towers.qwen2_tower(family="qwen2_vl", depth=1),
+        "qwen2_5_vl": lambda: towers.qwen2_tower(depth=2, fullatt_block_indexes=[1]),
+        "qwen3_vl": lambda: towers.qwen3_vl_tower(depth=1, deepstack_visual_indexes=[0]),
+        "qwen3_omni_audio": lambda: towers.qwen3_omni_audio_tower(
+            encoder_layers=1,
+            conv_chunksize=500,  # one piece, as in real budgets
+        ),
+        "glm4v": lambda: towers.glm4v_tower(depth=1),
+        "siglip2": lambda: towers.siglip2_tower(num_hidden_layers=1),
     }[name]()
     budgets = [vg.budgets.Budget(rows, segments=rows // 4) for rows in (256, 512, 1024)]
     return getattr(vg.recipes, name)(tower, budgets, **options)

@@ -1,4 +1,4 @@
-"""The modules whose training mode and hooks count: those that came later too, and those that nothing registers."""
+"""`ModuleParts`: the modules whose training mode and hooks count: those that came later too, and those that nothing registers."""
 
 import functools
 import warnings

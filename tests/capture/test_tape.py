@@ -1,8 +1,5 @@
-"""The tape against what a CUDA graph refuses and freezes."""
+"""`TapeCapture`: it refuses and freezes what a CUDA graph refuses and freezes."""
 
-import os
-import subprocess
-import sys
 import textwrap
 import threading
 
@@ -12,6 +9,7 @@ import torch
 from torch import nn
 
 import varlen_graphs as vg
+from tests.support.forked_scripts import run_script
 from varlen_graphs.capture.tape import TapeCapture
 
 
@@ -259,4 +257,4 @@ TRITON = """
 def test_triton_kernels_are_seen_as_custom_ops(tmp_path):
     script = tmp_path / "kernels.py"  # the interpreter reads a kernel's source, and its switch, when it is decorated
     script.write_text(textwrap.dedent(TRITON))
-    subprocess.run([sys.executable, str(script)], check=True, env=os.environ | {"TRITON_INTERPRET": "1"})
+    run_script(f"import runpy\nos.environ['TRITON_INTERPRET'] = '1'\nrunpy.run_path({str(script)!r})")

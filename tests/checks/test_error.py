@@ -1,4 +1,4 @@
-"""The relative error of tensors counts numbers that are not finite."""
+"""`relative_error` of tensors counts numbers that are not finite."""
 
 import math
 

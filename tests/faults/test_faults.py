@@ -159,16 +159,11 @@ FILLED = {}
 
 
 class Test06FreedOrMovedMemoryIsReplayed:
-    @pytest.mark.parametrize("move", [
-        lambda module: setattr(module.qkv.weight, "data", module.qkv.weight.data.clone()),
-        lambda module: module.load_state_dict({k: v.clone() for k, v in module.state_dict().items()}, assign=True),
-        lambda module: module.double(),
-    ], ids=["data", "assign", "cast"])  # fmt: skip
-    def test_weights_that_were_moved_are_an_error_until_graphs_are_captured_anew(self, move):
+    def test_weights_that_were_moved_are_an_error_until_graphs_are_captured_anew(self):
         encoder = attention_encoder()
         rows = rows_for([5])
         encoder(rows, lengths=[5])
-        move(encoder.module)
+        encoder.module.qkv.weight.data = encoder.module.qkv.weight.data.clone()
         with pytest.raises(vg.errors.StaleGraphError, match=r"encoder.release\(\)"):
             encoder(rows, lengths=[5])
         encoder.release()

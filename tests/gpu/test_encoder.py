@@ -129,29 +129,6 @@ def test_rows_on_the_host_are_refused(half):
         encoder(pixels_on_gpu(LAYOUTS[1], dtype=dtype).cpu(), grid_thw=LAYOUTS[1])
 
 
-def test_a_replay_does_not_sync_with_the_host(half):
-    dtype, _, encoder = half
-    rows = pixels_on_gpu(LAYOUTS[4], dtype=dtype)
-    expected = encoder(rows, grid_thw=LAYOUTS[4])
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        got = encoder(rows, grid_thw=LAYOUTS[4])
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    assert equal_bits(got, expected)
-
-
-def test_calls_queued_behind_a_long_kernel_keep_their_own_layouts(half):
-    dtype, _, encoder = half
-    grids = [[(1, 2 + 2 * (i % 7), 2 + 2 * (i % 5)), (1 + i % 3, 4, 6)] for i in range(100)]
-    rows = [pixels_on_gpu(grid, seed, dtype) for seed, grid in enumerate(grids)]
-    expected = [encoder(r, grid_thw=g) for r, g in zip(rows, grids, strict=True)]
-    torch.cuda.synchronize()
-    torch.cuda._sleep(2_000_000_000)
-    got = [encoder(r, grid_thw=g) for r, g in zip(rows, grids, strict=True)]
-    assert all(equal_bits(a, b) for a, b in zip(got, expected, strict=True))
-
-
 def test_calls_on_several_streams_and_threads_are_right(half):
     dtype, _, encoder = half
     grids = LAYOUTS[1:6]

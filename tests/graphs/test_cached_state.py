@@ -1,4 +1,4 @@
-"""Modules that keep something between calls: the first call is that of the module, captures change nothing of it."""
+"""`StateCheck`: modules that keep something between calls: the first call is that of the module, captures change nothing of it."""
 
 import copy
 import itertools

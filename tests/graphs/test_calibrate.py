@@ -1,4 +1,4 @@
-"""Timing of budgets, on the tape with a clock of our own: what is run, and what becomes of a failure."""
+"""`ReplayTimes` and `measure`: timing of budgets, on the tape with a clock of our own: what is run, and what becomes of a failure."""
 
 import pytest
 import torch

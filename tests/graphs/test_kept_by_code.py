@@ -1,4 +1,4 @@
-"""What code keeps of the rows of its first run, in globals, closures, caches and classes, is that of the first call."""
+"""`Shadow` of code: what it keeps of its first rows, in globals, closures, caches and classes, is of the first call."""
 
 import collections
 import dataclasses

@@ -85,10 +85,15 @@ def test_rows_that_get_other_memory_during_a_call_are_those_that_came():
     assert torch.equal(encoder(rows, lengths=LENGTHS), expected)
 
 
+@pytest.fixture(scope="module")
+def encoder():
+    """An encoder for all examples of a property."""
+    return encoder_of(Two())
+
+
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=12), st.integers(0, 3))
 @settings(max_examples=30, deadline=None)
-def test_any_call_is_right_however_it_is_split(lengths, seed):
-    encoder = encoder_of(Two())
+def test_any_call_is_right_however_it_is_split(encoder, lengths, seed):
     rows = rows_for(lengths, seed)
     first = encoder(rows, lengths=lengths)
     own = [output.clone() for output in first]

@@ -1,4 +1,4 @@
-"""Arguments that are the same memory, which modules must not write to."""
+"""`SharedArguments`: arguments that are the same memory, which modules must not write to."""
 
 import pytest
 import torch

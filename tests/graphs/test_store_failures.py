@@ -1,4 +1,4 @@
-"""Captures that fail, by faults put into the module: what is left works, and says why."""
+"""`GraphStore` and captures that fail, by faults put into the module: what is left works, and says why."""
 
 import contextlib
 import gc
@@ -73,8 +73,11 @@ def captured_with_warnings(encoder, count, **static_args):
     return encoder
 
 
-@pytest.mark.parametrize("name", FAULTS)
-@pytest.mark.parametrize("sizes", [(256,), (192,), (96,), (192, 256)], ids=str)
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [(name, sizes) for name in ("memory", "error") for sizes in [(256,), (192,), (96,), (192, 256)]]
+    + [(name, sizes) for name in ("host memory", "refused") for sizes in [(96,), (192, 256)]],
+)
 def test_a_budget_that_cannot_be_captured_is_out_of_use_and_says_why(name, sizes):
     encoder = captured_with_warnings(faulty(FAULTS[name], sizes), len(sizes))
     line = {
@@ -181,8 +184,11 @@ def test_memory_of_a_ladder_that_is_given_up_is_free_whoever_keeps_the_error():
     assert kept.traceback
 
 
-@pytest.mark.parametrize("at", range(8))
-@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, ZeroDivisionError, SystemExit])
+@pytest.mark.parametrize(
+    ("interrupt", "at"),
+    [(kind, at) for kind in (KeyboardInterrupt, ZeroDivisionError) for at in range(8)]
+    + [(SystemExit, 0), (SystemExit, 5)],
+)
 def test_an_interrupt_leaves_encoder_and_process_able_to_capture(at, interrupt):
     """In the first looks at the module, in warm-up, while it is watched, and while it is recorded."""
     runs = itertools.count()  # which captures do not look into, and so do not undo

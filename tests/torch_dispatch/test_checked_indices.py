@@ -1,4 +1,4 @@
-"""Indices out of range are found on the host, ahead of the operator that would use them. For attention: tests/gpu."""
+"""`CheckedIndices`: indices out of range are found on the host, ahead of the operator that would use them. For attention: tests/gpu."""
 
 import warnings
 

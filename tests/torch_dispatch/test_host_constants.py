@@ -1,4 +1,4 @@
-"""Host tensors that a forward makes and copies to the device: constants where they follow from sizes alone."""
+"""`HostConstant`: host tensors that a forward makes and copies to the device: constants where they follow from sizes alone."""
 
 import pytest
 import torch

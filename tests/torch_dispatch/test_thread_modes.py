@@ -1,4 +1,4 @@
-"""What a watched run changes in torch: nothing for other threads, and nothing that outlives it."""
+"""`run_under`: what a watched run changes in torch, nothing for other threads, and nothing that outlives it."""
 
 import sys
 import threading
