@@ -5,19 +5,12 @@ import torch
 from torch import nn
 
 import varlen_graphs as vg
+from tests.doctor.layouts import TWO
 from tests.support.encoders import Of
 
 
-def calls(*lengths):
-    """Calls of as many rows."""
-    return [{"x": torch.ones(sum(own), 4), "lengths": torch.tensor(own)} for own in lengths]
-
-
-CALLS = calls([3, 5], [2, 2, 4])
-
-
 def declarations(function):
-    return {finding.declaration for finding in vg.diagnose(Of(function), *CALLS) if finding.blocks}
+    return {finding.declaration for finding in vg.diagnose(Of(function), *TWO) if finding.blocks}
 
 
 def get_positions(lengths, kwargs):
@@ -32,7 +25,7 @@ class Tower(nn.Module):
 
 
 def test_the_summary_is_a_declaration_to_paste_with_the_keywords_that_the_module_takes():
-    diagnosis = vg.diagnose(Tower(), *CALLS)
+    diagnosis = vg.diagnose(Tower(), *TWO)
     positions = [finding for finding in diagnosis if finding.line.function == "get_positions"]
     assert {finding.arguments for finding in positions} == {("position_ids",)}
     for words in (
@@ -49,7 +42,7 @@ def test_the_summary_is_a_declaration_to_paste_with_the_keywords_that_the_module
 
 def test_the_summary_names_the_recipe_of_the_tower():
     tower = type("Qwen3VLVisionModel", (Tower,), {})()
-    assert "vg.recipes.qwen3_vl(module)" in vg.diagnose(tower, *CALLS).summary
+    assert "vg.recipes.qwen3_vl(module)" in vg.diagnose(tower, *TWO).summary
 
 
 def block_mask(m, x, lengths):
@@ -86,5 +79,5 @@ def test_the_report_shows_whole_statements():
             device=x.device,
         )
 
-    text = str(vg.diagnose(Of(forward), *CALLS))
+    text = str(vg.diagnose(Of(forward), *TWO))
     assert "return torch.arange( max(lengths.tolist()), device=x.device, )" in text

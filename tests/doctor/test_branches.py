@@ -4,15 +4,8 @@ import torch
 from torch import nn
 
 import varlen_graphs as vg
+from tests.doctor.layouts import TWO
 from tests.support.encoders import Of
-
-
-def calls(*lengths):
-    """Calls of as many rows."""
-    return [{"x": torch.ones(sum(own), 4), "lengths": torch.tensor(own)} for own in lengths]
-
-
-CALLS = calls([3, 5], [2, 2, 4])
 
 
 class First(nn.Module):
@@ -41,11 +34,11 @@ class Both(nn.Module):
 
 
 def branches(module):
-    return [f.line.source for f in vg.diagnose(module, *CALLS) if f.kind == "frozen branch"]
+    return [f.line.source for f in vg.diagnose(module, *TWO) if f.kind == "frozen branch"]
 
 
 def test_a_branch_in_the_forward_of_one_class_hides_none_in_another():
-    found = [f.line.number for f in vg.diagnose(Both(), *CALLS) if f.kind == "frozen branch"]
+    found = [f.line.number for f in vg.diagnose(Both(), *TWO) if f.kind == "frozen branch"]
     assert found == [cls.forward.__code__.co_firstlineno + 2 for cls in (First, Second)]
 
 
@@ -84,7 +77,7 @@ def test_a_loop_over_the_entries_of_a_tensor_follows_its_size():
             x = torch.where(x > 2, length, x)
         return x
 
-    proof, finding = vg.diagnose(Of(forward), *CALLS)
+    proof, finding = vg.diagnose(Of(forward), *TWO)
     assert proof.kind == "wrong replay"  # items act on each other
     assert (finding.kind, finding.blocks, finding.line.source) == ("padded size", False, "for length in lengths[:]:")
 

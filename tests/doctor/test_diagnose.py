@@ -1,10 +1,8 @@
 """The doctor: everything that stands in the way of a graph, at once and by line."""
 
 import json
-import os
 import random
 import re
-import subprocess
 import sys
 import textwrap
 import types
@@ -18,6 +16,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import varlen_graphs as vg
+from tests.doctor.layouts import layouts
 from tests.support.encoders import Of
 from varlen_graphs.__main__ import main
 from varlen_graphs.capture.tape import TapeCapture
@@ -299,11 +298,6 @@ def test_modules_whose_lines_or_weights_are_not_there_are_refused():
 
 def test_complex_rows_are_diagnosed():
     assert vg.diagnose(nn.Linear(4, 4, dtype=torch.complex64), torch.ones(3, 4, dtype=torch.complex64)).ok
-
-
-def layouts(*lengths):
-    """Calls of as many rows."""
-    return [{"x": torch.ones(sum(own), 4), "lengths": torch.tensor(own)} for own in lengths]
 
 
 def frozen(function, *calls):
@@ -753,42 +747,41 @@ def test_a_diagnosis_is_text_with_colour_and_json():
     assert len(diagnosis) == 2
 
 
-LAUNCH = """
-    import torch, triton, triton.language as tl
-    import varlen_graphs as vg
+@pytest.fixture
+def scale(monkeypatch):
+    """Return a kernel of the interpreter, whose switch is read where a kernel is decorated."""
+    import triton
+    import triton.language as tl
+
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
 
     @triton.jit
-    def scale(x, out, longest, BLOCK: tl.constexpr):
+    def scale(x, out, longest, BLOCK: tl.constexpr):  # noqa: N803
         at = BLOCK * tl.program_id(0) + tl.arange(0, BLOCK)
         tl.store(out + at, tl.load(x + at) * longest)
 
-    class Scale(torch.nn.Linear):
+    return scale
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_triton_launch_outside_of_any_operator_is_refused_by_the_proof(scale):
+    class Scale(nn.Linear):
         def forward(self, x):
             x = super().forward(x)
             out = torch.empty_like(x)
             scale[(len(x),)](x, out, 3.0, BLOCK=4)
             return out
 
-    torch.set_grad_enabled(False)
     module = Scale(4, 4).eval()
     finding, *_ = vg.diagnose(module, torch.ones(16, 4))
-    assert finding.kind == "wrong replay", finding
-    assert "torch.library.custom_op" in finding.remedy, finding
-
+    assert finding.kind == "wrong replay"
+    assert "torch.library.custom_op" in finding.remedy
     encoder = vg.GraphedEncoder(module, [64], vg.BufferSpec(vg.inputs.Rows("x"), vg.Lengths()), backend="tape")
     for _ in range(2):
         rows = torch.randn(5, 4)
         assert torch.equal(encoder(rows, lengths=[2, 3]), module(rows))
     assert encoder.stats.replays.total() == 0
-    reason = str(encoder.report())
-    assert "launches a Triton kernel outside of any operator" in reason, reason
-"""
-
-
-def test_a_triton_launch_outside_of_any_operator_is_refused_by_the_proof(tmp_path):
-    script = tmp_path / "launch.py"  # the interpreter reads a kernel's source, and its switch, when it is decorated
-    script.write_text(textwrap.dedent(LAUNCH))
-    subprocess.run([sys.executable, str(script)], check=True, env=os.environ | {"TRITON_INTERPRET": "1"})
+    assert "launches a Triton kernel outside of any operator" in encoder.report()
 
 
 FACTORIES = """

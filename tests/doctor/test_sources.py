@@ -5,12 +5,8 @@ import torch
 from torch import nn
 
 import varlen_graphs as vg
+from tests.doctor.layouts import TWO, layouts
 from tests.support.encoders import Of
-
-
-def calls(*lengths):
-    """Calls of as many rows."""
-    return [{"x": torch.ones(sum(own), 4), "lengths": torch.tensor(own)} for own in lengths]
 
 
 def operand_order(m, x, lengths):
@@ -56,7 +52,7 @@ CHOOSES = {
 
 @pytest.mark.parametrize("function", CHOOSES)
 def test_what_the_layout_chooses_is_named(function):
-    examples = calls([3, 5], [2, 2, 4])
+    examples = TWO
     if function is which_argument:
         examples = [own | {"y": torch.ones(8, 4)} for own in examples]
     findings = [f for f in vg.diagnose(Of(function), *examples) if f.kind == "frozen value"]
@@ -85,7 +81,7 @@ class Layers(nn.Module):
 
 
 def test_dataflow_that_is_the_same_in_all_calls_is_not():
-    assert not list(vg.diagnose(Layers(), *calls([3, 5], [2, 2, 4], [8], [16], [9, 7])))
+    assert not list(vg.diagnose(Layers(), *layouts([3, 5], [2, 2, 4], [8], [16], [9, 7])))
 
 
 def test_what_a_branch_makes_is_named_as_the_branch_alone():
@@ -94,5 +90,5 @@ def test_what_a_branch_makes_is_named_as_the_branch_alone():
             x = x.sin()
         return x * 2
 
-    (finding,) = vg.diagnose(Of(forward), *calls([3, 5], [2, 2, 4]))
+    (finding,) = vg.diagnose(Of(forward), *TWO)
     assert finding.kind == "frozen branch"

@@ -6,6 +6,8 @@ from torch import nn
 class Stateful(nn.Module):
     """A module of packed rows of 8 numbers, with a weight.
 
+    What else it keeps at first comes with the class, as `class Counts(Stateful, calls=0)`, or is made by `start`.
+
     Attributes:
         takes: `"rows"`, or `"segments"`: `cu_seqlens` and `max_seqlen`, too.
         in_training: Whether it is in training mode.
@@ -22,9 +24,19 @@ class Stateful(nn.Module):
     beyond_reach = False
     opaque = False
 
+    def __init_subclass__(cls, **kept):
+        super().__init_subclass__()
+        cls.at_first = kept
+
     def __init__(self):
         super().__init__()
         self.lin = nn.Linear(8, 8)
+        for name, value in self.at_first.items():
+            setattr(self, name, value)
+        self.start()
+
+    def start(self):
+        pass
 
 
 class InCode(Stateful):

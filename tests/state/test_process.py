@@ -1,5 +1,8 @@
 """A process is left as it was: functions, classes, hooks and flags that are not this library's, whatever it did."""
 
+from functools import cache
+from importlib.util import find_spec
+
 import pytest
 
 from tests.support.scripts import run_script
@@ -117,6 +120,38 @@ SNAPSHOT = """
 """
 """Begins a script: `tell(when)` prints what is not as it was before this library was imported."""
 
+WRAPPED = """
+    import transformers
+    from transformers import BertConfig, BertModel
+    from transformers.models.bert import modeling_bert
+
+    NAMES += ["transformers", "transformers.models.bert.modeling_bert", "transformers.modeling_utils", "transformers.masking_utils"]
+    models = {one: dict(vars(one)) for one in vars(modeling_bert).values() if isinstance(one, type) and one.__module__ == modeling_bert.__name__}
+    config = BertConfig(vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
+    model = BertModel(config).eval()
+    ids, mask = torch.tensor([[5, 6, 7], [8, 9, 0]]), torch.tensor([[1, 1, 1], [1, 1, 0]])
+    expected = model(ids, mask)
+    BEFORE = state()
+    kept = {name: dict(vars(part)) for name, part in model.named_modules()}
+
+    import varlen_graphs as vg
+    tell("import beside transformers")
+    vg.wrap(model, backend="tape")
+    model(ids, mask), model(ids[:1], mask[:1])
+    tell("calls of a wrapped model")
+    vg.unwrap(model)
+    tell("unwrap")
+    for one, own in models.items():
+        for name in own:
+            if vars(one).get(name) is not own[name]:
+                print(f"unwrap:_class_{one.__name__}:_{name}")
+    assert kept.keys() == dict(model.named_modules()).keys()
+    for name, part in model.named_modules():
+        if vars(part).keys() != kept[name].keys():
+            print(f"unwrap:_part_{name}:_{vars(part).keys()-kept[name].keys()}".replace(" ", "_"))
+    assert torch.equal(model(ids, mask).last_hidden_state, expected.last_hidden_state)
+"""
+
 ENCODERS = """
     import varlen_graphs as vg
     tell("import")
@@ -124,19 +159,7 @@ ENCODERS = """
     def encoder_of(module, **options):
         spec = vg.BufferSpec(vg.inputs.Rows("x", shape=(8,)), vg.Lengths())
         return vg.GraphedEncoder(module, [64, 256], spec, backend="tape", **options)
-"""
 
-
-def told(*parts):
-    """Run a script, and return what it found changed, and how often it looked."""
-    printed, _ = run_script(*parts, prelude=SNAPSHOT)
-    return [line for line in printed if not line.endswith(":_looked")], len(printed)
-
-
-def test_captures_and_calls_leave_the_process_as_it_was():
-    changed, looked = told(
-        ENCODERS,
-        """
     encoder = encoder_of(Module().eval())
     tell("encoder")
     encoder.capture()
@@ -154,16 +177,7 @@ def test_captures_and_calls_leave_the_process_as_it_was():
     del encoder, other
     gc.collect()
     tell("release")
-    """,
-    )
-    assert looked >= 8
-    assert not changed, "\n".join(changed)
 
-
-def test_what_cannot_be_captured_leaves_the_process_as_it_was():
-    changed, looked = told(
-        ENCODERS,
-        """
     class Reads(Module):
         def forward(self, x):
             return super().forward(x) * x.max().item()
@@ -183,46 +197,34 @@ def test_what_cannot_be_captured_leaves_the_process_as_it_was():
                 warnings.simplefilter("ignore")
                 make()
         tell(kind.__name__)
-    """,
-    )
-    assert looked >= 4
-    assert not changed, "\n".join(changed)
+"""
 
 
-def test_a_wrapped_model_leaves_the_process_as_it_was():
-    pytest.importorskip("transformers")
-    changed, looked = told(
-        """
-    import transformers
-    from transformers import BertConfig, BertModel
-    from transformers.models.bert import modeling_bert
+@cache
+def printed():
+    """Run everything in one process, the wrapped model first, where there is transformers, and return what it told."""
+    words, _ = run_script(*[WRAPPED] * bool(find_spec("transformers")), ENCODERS, prelude=SNAPSHOT)
+    return words
 
-    NAMES += ["transformers", "transformers.models.bert.modeling_bert", "transformers.modeling_utils", "transformers.masking_utils"]
-    models = {one: dict(vars(one)) for one in vars(modeling_bert).values() if isinstance(one, type) and one.__module__ == modeling_bert.__name__}
-    config = BertConfig(vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
-    model = BertModel(config).eval()
-    ids, mask = torch.tensor([[5, 6, 7], [8, 9, 0]]), torch.tensor([[1, 1, 1], [1, 1, 0]])
-    expected = model(ids, mask)
-    BEFORE = state()
-    kept = {name: dict(vars(part)) for name, part in model.named_modules()}
 
-    import varlen_graphs as vg
-    tell("import")
-    vg.wrap(model, backend="tape")
-    model(ids, mask), model(ids[:1], mask[:1])
-    tell("calls")
-    vg.unwrap(model)
-    tell("unwrap")
-    for one, own in models.items():
-        for name in own:
-            if vars(one).get(name) is not own[name]:
-                print(f"class_{one.__name__}:_{name}")
-    assert kept.keys() == dict(model.named_modules()).keys()
-    for name, part in model.named_modules():
-        if vars(part).keys() != kept[name].keys():
-            print(f"part_{name}:_{vars(part).keys()-kept[name].keys()}".replace(" ", "_"))
-    assert torch.equal(model(ids, mask).last_hidden_state, expected.last_hidden_state)
-    """
-    )
-    assert looked >= 3
-    assert not changed, "\n".join(changed)
+WRAPPED_MOMENTS = ["import beside transformers", "calls of a wrapped model", "unwrap"]
+
+
+@pytest.mark.parametrize(
+    "moments",
+    [
+        pytest.param(
+            ["import", "encoder", "capture", "call", "first", "verify", "diagnosis", "release"], id="captures"
+        ),
+        pytest.param(["Reads", "Fails", "Mixes"], id="what cannot be captured"),
+        pytest.param(WRAPPED_MOMENTS, id="a wrapped model"),
+    ],
+)
+def test_the_process_is_left_as_it_was(moments):
+    if moments is WRAPPED_MOMENTS:
+        pytest.importorskip("transformers")
+    told = [line for line in printed() if line.partition(":")[0].replace("_", " ") in moments]
+    assert [line for line in told if line.endswith(":_looked")] == [
+        f"{one}:_looked".replace(" ", "_") for one in moments
+    ]
+    assert len(told) == len(moments), "\n".join(told)

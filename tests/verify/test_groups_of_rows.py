@@ -29,8 +29,13 @@ class Chunks(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore:.*failed verification")
-@pytest.mark.parametrize("layout", [vg.Lengths("sizes"), vg.layouts.GridHW("sizes")])
-@pytest.mark.parametrize("size", [2, 4, 8, 16])
+@pytest.mark.parametrize(
+    ("size", "layout"),
+    [
+        *((size, vg.Lengths("sizes")) for size in (2, 4, 8, 16)),
+        *((size, vg.layouts.GridHW("sizes")) for size in (2, 8)),
+    ],
+)
 def test_rows_that_are_seen_in_groups_mix_items(size, layout):
     module = Chunks(size)
     encoder = encoder_of(module, (size * 8, size * 32), layout)

@@ -64,10 +64,14 @@ class Pool(nn.Module):
         return {"pooled": (y * weights).sum(1) / weights.sum(1)}
 
 
+def masked_encoder(module):
+    spec = vg.BufferSpec("x", vg.Mask("mask", optional=True), outputs=vg.outputs.Fields(pooled=vg.outputs.Items()))
+    return vg.GraphedEncoder(module, vg.budgets.PaddedLadder(batch=4, length=32), spec, backend="tape")
+
+
 def test_a_mask_that_may_be_left_out_is_tried_without():
     module, rows = Pool().eval(), torch.randn(3, 10, 8)
-    spec = vg.BufferSpec("x", vg.Mask("mask", optional=True), outputs=vg.outputs.Fields(pooled=vg.outputs.Items()))
-    encoder = vg.GraphedEncoder(module, vg.budgets.PaddedLadder(batch=4, length=32), spec, backend="tape")
+    encoder = masked_encoder(module)
     with pytest.warns(UserWarning, match="that leave 'mask' out"):
         assert torch.equal(encoder(rows)["pooled"], module(rows)["pooled"])
     mask = torch.arange(10) < torch.tensor([[10], [4], [7]])
@@ -109,8 +113,7 @@ def test_none_is_as_good_as_nothing(given):
     for _ in range(2):
         assert torch.equal(encoder(rows, lengths=[10], **given), module(rows))
     masked, batch = Pool().eval(), torch.randn(3, 10, 8)
-    spec = vg.BufferSpec("x", vg.Mask("mask", optional=True), outputs=vg.outputs.Fields(pooled=vg.outputs.Items()))
-    encoder = vg.GraphedEncoder(masked, vg.budgets.PaddedLadder(batch=4, length=32), spec, backend="tape")
+    encoder = masked_encoder(masked)
     with pytest.warns(UserWarning, match="that leave 'mask' out"):
         encoder(batch, mask=None)
     assert torch.equal(encoder(batch, None)["pooled"], masked(batch)["pooled"])
@@ -123,8 +126,7 @@ class Needs(Pool):
 
 def test_an_argument_that_the_module_needs_is_tried_as_none():
     module, rows = Needs().eval(), torch.randn(3, 10, 8)
-    spec = vg.BufferSpec("x", vg.Mask("mask", optional=True), outputs=vg.outputs.Fields(pooled=vg.outputs.Items()))
-    encoder = vg.GraphedEncoder(module, vg.budgets.PaddedLadder(batch=4, length=32), spec, backend="tape")
+    encoder = masked_encoder(module)
     with pytest.warns(UserWarning, match="that leave 'mask' out"):
         assert torch.equal(encoder(rows, mask=None)["pooled"], module(rows, None)["pooled"])
 

@@ -174,6 +174,9 @@ GRID_BUDGETS = [vg.budgets.Budget(256, items=8, segments=64), vg.budgets.Budget(
 def check_tower(recipe, tower):
     encoder = recipe(tower, GRID_BUDGETS, backend="tape")
     calls = [{"hidden_states": pixels(grid), "grid_thw": torch.tensor(grid)} for grid in GRIDS]
+    encoder(**calls[0])
+    assert encoder.stats.replays.total() == 1
+    assert "verified against the module itself" in encoder.report()
     assert encoder.verify(calls).budgets == encoder.budgets
     with torch.no_grad():
         tower.blocks[0].attn.qkv.weight.neg_()

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.doctor.corpus.cases import DIM, Base, case
+from tests.doctor.corpus.cases import DIM, Base, case, table
 
 
 def attend(x, qkv, mask=None):
@@ -13,8 +13,7 @@ def attend(x, qkv, mask=None):
 
 
 class Attention(Base):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.qkv = nn.Linear(DIM, 3 * DIM)
 
 
@@ -34,8 +33,7 @@ class AttendsBehindAMask(Attention):
 
 @case("proof")
 class EncodesAllRows(Base):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.layer = nn.TransformerEncoderLayer(DIM, 2, 16, dropout=0.0, batch_first=True)
 
     def forward(self, x):
@@ -44,42 +42,11 @@ class EncodesAllRows(Base):
 
 @case("proof")
 class ConvolvesRows(Base):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.conv = nn.Conv1d(DIM, DIM, 3, padding=1)
 
     def forward(self, x):
         return self.conv(x.T[None])[0].T
-
-
-@case("proof")
-class FlipsRows(Base):
-    def forward(self, x):
-        return self.proj(x) + x.flip(0)
-
-
-@case("proof")
-class RollsRows(Base):
-    def forward(self, x):
-        return self.proj(x) + x.roll(1, 0)
-
-
-@case("proof")
-class SubtractsTheLastRow(Base):
-    def forward(self, x):
-        return self.proj(x) - x[-1]
-
-
-@case("proof")
-class SubtractsTheFirstRow(Base):
-    def forward(self, x):
-        return self.proj(x) - x[:1]
-
-
-@case("proof")
-class SubtractsTheMiddleRow(Base):
-    def forward(self, x):
-        return self.proj(x) - x[len(x) // 2]
 
 
 @case("proof")
@@ -90,72 +57,12 @@ class BranchesOnOddRows(Base):
         return -x if len(x) % 2 else self.proj(x)
 
 
-@case("proof")
-class BranchesOnFewRows(Base):
-    def forward(self, x):
-        return self.proj(x) if len(x) > 4 else -x
-
-
-@case("proof")
-class LinspaceOverRows(Base):
-    def forward(self, x):
-        return self.proj(x) * torch.linspace(0, 1, len(x), device=x.device)[:, None]
-
-
-@case("proof")
-class TimesAQuarterOfTheRows(Base):
-    def forward(self, x):
-        return self.proj(x) * (x.shape[0] // 4)
-
-
-@case("proof")
-class DividesByTheRootOfTheRows(Base):
-    def forward(self, x):
-        return self.proj(x) / x.shape[0] ** 0.5
-
-
-@case("proof", "lengths")
-class TimesTheNumberOfItems(Base):
-    def forward(self, x, lengths):
-        return self.proj(x) * len(lengths)
-
-
-@case("proof")
-class BranchesOnRows(Base):
-    def forward(self, x):
-        return self.proj(x) * 2 if len(x) > 24 else self.proj(x)
-
-
 @case("proof", "max_seqlen")
 class DividesByTheBound(Base):
     """`MaxSeqlen` is the bound of the budget, not the longest of the call."""
 
     def forward(self, x, max_seqlen):
         return self.proj(x) / max_seqlen
-
-
-@case("proof", "lengths")
-class MeanOfLengths(Base):
-    def forward(self, x, lengths):
-        return self.proj(x) / lengths.float().mean()
-
-
-@case("proof", "lengths")
-class SmallestLength(Base):
-    def forward(self, x, lengths):
-        return self.proj(x) + lengths.min()
-
-
-@case("proof", "lengths")
-class LastLength(Base):
-    def forward(self, x, lengths):
-        return self.proj(x) + lengths[-1]
-
-
-@case("proof")
-class AdaptivePooling(Base):
-    def forward(self, x):
-        return self.proj(x) + F.adaptive_avg_pool1d(x.T[None], 4)[0].mean(1)
 
 
 @case("proof")
@@ -166,55 +73,12 @@ class ViewsHalves(Base):
 
 
 @case("proof")
-class MeanOfRows(Base):
-    def forward(self, x):
-        return self.proj(x) - x.mean(0)
-
-
-@case("proof")
-class MeanOfActiveRowsByNan(Base):
-    def forward(self, x):
-        return self.proj(x) - x.nanmean(0)
-
-
-@case("proof")
-class SoftmaxOverRows(Base):
-    def forward(self, x):
-        return self.proj(x) * x.softmax(0)
-
-
-@case("proof")
-class NormOverRows(Base):
-    def forward(self, x):
-        return self.proj(F.normalize(x, dim=0))
-
-
-@case("proof")
-class StandardizesRows(Base):
-    def forward(self, x):
-        return (self.proj(x) - x.mean()) / x.std()
-
-
-@case("proof")
-class ScalesByTheLargest(Base):
-    def forward(self, x):
-        return self.proj(x) / x.abs().amax()
-
-
-@case("proof")
 class GroupNormOverRows(Base):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.norm = nn.GroupNorm(2, DIM)
 
     def forward(self, x):
         return self.norm(x.T[None])[0].T
-
-
-@case("proof")
-class CumsumOverRows(Base):
-    def forward(self, x):
-        return self.proj(x) + x.cumsum(0)
 
 
 @case("proof")
@@ -225,54 +89,11 @@ class CountsRows(Base):
         return self.proj(x) + torch.arange(len(x), device=x.device)[:, None]
 
 
-@case("proof", "item")
-class CountsTheItemsOfACall(Base):
-    def forward(self, x, item):
-        return self.proj(x) + item[:, None]
-
-
-@case("proof")
-class DifferencesOfRows(Base):
-    def forward(self, x):
-        return self.proj(x) + x.diff(dim=0, prepend=x[:1])
-
-
-@case("proof")
-class SortsRows(Base):
-    def forward(self, x):
-        return self.proj(x) + x.sort(0).values
-
-
-@case("proof")
-class RanksRows(Base):
-    def forward(self, x):
-        return self.proj(x) * x.argsort(0).argsort(0)
-
-
-@case("proof")
-class TopkOverRows(Base):
-    def forward(self, x):
-        return self.proj(x) + x.topk(2, dim=0).values.sum(0)
-
-
-@case("proof")
-class MedianOfRows(Base):
-    def forward(self, x):
-        return self.proj(x) - x.median(0).values
-
-
-@case("proof")
-class GramMatrix(Base):
-    def forward(self, x):
-        return self.proj(x) @ (x.T @ x)
-
-
 @case("proof")
 class WeightsOfData(Base):
     """The weights of a layer made from all rows."""
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.make = nn.Linear(DIM, DIM * DIM)
 
     def forward(self, x):
@@ -280,25 +101,12 @@ class WeightsOfData(Base):
 
 
 @case("proof")
-class FourierOverRows(Base):
-    def forward(self, x):
-        return self.proj(x) + torch.fft.fft(x, dim=0).real
-
-
-@case("proof")
 class RecursOverRows(Base):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.lstm = nn.LSTM(DIM, DIM // 2, bidirectional=True)
 
     def forward(self, x):
         return self.lstm(x)[0]
-
-
-@case("proof")
-class StretchesRows(Base):
-    def forward(self, x):
-        return self.proj(x) + F.interpolate(x[:4].T[None], size=len(x), mode="linear")[0].T
 
 
 @case("proof", "item")
@@ -323,8 +131,7 @@ class MeanOfItemsBySums(Base):
 
 @case("fine")
 class ConvolvesChannels(Base):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.conv = nn.Conv1d(1, 1, 3, padding=1)
 
     def forward(self, x):
@@ -332,33 +139,8 @@ class ConvolvesChannels(Base):
 
 
 @case("fine")
-class FlipsChannels(Base):
-    def forward(self, x):
-        return self.proj(x) + x.flip(1) - x[:, -1:]
-
-
-@case("fine", "cu_seqlens item")
-class CountsRowsOfItems(Base):
-    def forward(self, x, cu_seqlens, item):
-        return self.proj(x) + (torch.arange(len(x), device=x.device) - cu_seqlens[item])[:, None]
-
-
-@case("fine")
-class PoolsChannels(Base):
-    def forward(self, x):
-        return self.proj(x) + F.adaptive_avg_pool1d(x[:, None], 4)[:, 0].mean(1, keepdim=True)
-
-
-@case("fine")
-class ViewsChannels(Base):
-    def forward(self, x):
-        return self.proj(x).view(-1, 2, DIM // 2).flip(1).reshape(-1, DIM)
-
-
-@case("fine")
 class NormalizesChannels(Base):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.norm, self.groups = nn.LayerNorm(DIM), nn.GroupNorm(2, DIM)
 
     def forward(self, x):
@@ -366,17 +148,10 @@ class NormalizesChannels(Base):
 
 
 @case("fine")
-class SortsChannels(Base):
-    def forward(self, x):
-        return self.proj(x) + x.sort(1).values + x.cumsum(1) + x.topk(2, dim=1).values.sum(1, keepdim=True)
-
-
-@case("fine")
 class GatesItself(Base):
     """Weights of a row made from the row."""
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.make = nn.Linear(DIM, DIM * DIM)
 
     def forward(self, x):
@@ -384,17 +159,75 @@ class GatesItself(Base):
 
 
 @case("fine")
-class FourierOverChannels(Base):
-    def forward(self, x):
-        return self.proj(x) + torch.fft.fft(x, dim=1).real
-
-
-@case("fine")
 class BatchNormOfEvaluation(Base):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.norm = nn.BatchNorm1d(DIM)
         self.norm.running_mean.uniform_(-1, 1)
 
     def forward(self, x):
         return self.norm(self.proj(x))
+
+
+table(
+    "proof",
+    FlipsRows=lambda self, x: self.proj(x) + x.flip(0),
+    RollsRows=lambda self, x: self.proj(x) + x.roll(1, 0),
+    SubtractsTheLastRow=lambda self, x: self.proj(x) - x[-1],
+    SubtractsTheFirstRow=lambda self, x: self.proj(x) - x[:1],
+    SubtractsTheMiddleRow=lambda self, x: self.proj(x) - x[len(x) // 2],
+    BranchesOnFewRows=lambda self, x: self.proj(x) if len(x) > 4 else -x,
+    LinspaceOverRows=lambda self, x: self.proj(x) * torch.linspace(0, 1, len(x), device=x.device)[:, None],
+    TimesAQuarterOfTheRows=lambda self, x: self.proj(x) * (x.shape[0] // 4),
+    DividesByTheRootOfTheRows=lambda self, x: self.proj(x) / x.shape[0] ** 0.5,
+    BranchesOnRows=lambda self, x: self.proj(x) * 2 if len(x) > 24 else self.proj(x),
+    AdaptivePooling=lambda self, x: self.proj(x) + F.adaptive_avg_pool1d(x.T[None], 4)[0].mean(1),
+    MeanOfRows=lambda self, x: self.proj(x) - x.mean(0),
+    MeanOfActiveRowsByNan=lambda self, x: self.proj(x) - x.nanmean(0),
+    SoftmaxOverRows=lambda self, x: self.proj(x) * x.softmax(0),
+    NormOverRows=lambda self, x: self.proj(F.normalize(x, dim=0)),
+    StandardizesRows=lambda self, x: (self.proj(x) - x.mean()) / x.std(),
+    ScalesByTheLargest=lambda self, x: self.proj(x) / x.abs().amax(),
+    CumsumOverRows=lambda self, x: self.proj(x) + x.cumsum(0),
+    DifferencesOfRows=lambda self, x: self.proj(x) + x.diff(dim=0, prepend=x[:1]),
+    SortsRows=lambda self, x: self.proj(x) + x.sort(0).values,
+    RanksRows=lambda self, x: self.proj(x) * x.argsort(0).argsort(0),
+    TopkOverRows=lambda self, x: self.proj(x) + x.topk(2, dim=0).values.sum(0),
+    MedianOfRows=lambda self, x: self.proj(x) - x.median(0).values,
+    GramMatrix=lambda self, x: self.proj(x) @ (x.T @ x),
+    FourierOverRows=lambda self, x: self.proj(x) + torch.fft.fft(x, dim=0).real,
+    StretchesRows=lambda self, x: self.proj(x) + F.interpolate(x[:4].T[None], size=len(x), mode="linear")[0].T,
+)
+
+table(
+    "proof",
+    "lengths",
+    TimesTheNumberOfItems=lambda self, x, lengths: self.proj(x) * len(lengths),
+    MeanOfLengths=lambda self, x, lengths: self.proj(x) / lengths.float().mean(),
+    SmallestLength=lambda self, x, lengths: self.proj(x) + lengths.min(),
+    LastLength=lambda self, x, lengths: self.proj(x) + lengths[-1],
+)
+
+table(
+    "proof",
+    "item",
+    CountsTheItemsOfACall=lambda self, x, item: self.proj(x) + item[:, None],
+)
+
+table(
+    "fine",
+    FlipsChannels=lambda self, x: self.proj(x) + x.flip(1) - x[:, -1:],
+    PoolsChannels=lambda self, x: self.proj(x) + F.adaptive_avg_pool1d(x[:, None], 4)[:, 0].mean(1, keepdim=True),
+    ViewsChannels=lambda self, x: self.proj(x).view(-1, 2, DIM // 2).flip(1).reshape(-1, DIM),
+    SortsChannels=lambda self, x: (
+        self.proj(x) + x.sort(1).values + x.cumsum(1) + x.topk(2, dim=1).values.sum(1, keepdim=True)
+    ),
+    FourierOverChannels=lambda self, x: self.proj(x) + torch.fft.fft(x, dim=1).real,
+)
+
+table(
+    "fine",
+    "cu_seqlens item",
+    CountsRowsOfItems=lambda self, x, cu_seqlens, item: (
+        self.proj(x) + (torch.arange(len(x), device=x.device) - cu_seqlens[item])[:, None]
+    ),
+)

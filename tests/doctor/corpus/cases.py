@@ -88,8 +88,18 @@ def case(expects: Expectation, takes: str = "", **options: Any) -> Callable[[typ
 
 
 class Base(nn.Module):
-    """A weight, and nothing that mixes rows."""
+    """A weight, and nothing that mixes rows; `start` makes what else a module has."""
 
     def __init__(self) -> None:
         super().__init__()
         self.proj = nn.Linear(DIM, DIM)
+        self.start()
+
+    def start(self) -> None:
+        pass
+
+
+def table(expects: Expectation, takes: str = "", **forwards: Callable[..., Tensor]) -> None:
+    """Register modules by name, each of a weight and one expression, which is its forward."""
+    for name, forward in forwards.items():
+        case(expects, takes)(type(name, (Base,), {"forward": forward, "__module__": forward.__module__}))

@@ -36,8 +36,7 @@ def counter():
 
 @case("blocks")
 class CountsInAClosure(Base):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.tick = counter()
 
     def forward(self, x):
@@ -76,8 +75,7 @@ class CountsInAWeakDictionary(Base):
 
 @case("blocks")
 class CountsInAGenerator(Base):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.steps = (n for n in itertools.count(1))
 
     def forward(self, x):
@@ -113,8 +111,7 @@ class CountsInTheEnvironment(Base):
 
 @case("blocks")
 class CountsInAProperty(Base):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.reads = 0
 
     @property
@@ -130,8 +127,7 @@ class CountsInAProperty(Base):
 class RemembersInADeque(Base):
     """The mean of this call and the one before."""
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.history = deque([torch.zeros(DIM)], maxlen=1)
 
     def forward(self, x):
@@ -142,8 +138,7 @@ class RemembersInADeque(Base):
 
 @case("blocks")
 class RemembersInATuple(Base):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.state = (torch.zeros(DIM),)
 
     def forward(self, x):
@@ -153,8 +148,7 @@ class RemembersInATuple(Base):
 
 @case("blocks")
 class RegistersABufferInEachCall(Base):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.register_buffer("last", torch.zeros(DIM))
 
     def forward(self, x):
@@ -165,8 +159,7 @@ class RegistersABufferInEachCall(Base):
 
 @case("blocks")
 class CachesAPropertyOfTheFirstCall(Base):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.x = None
 
     @functools.cached_property
@@ -184,8 +177,7 @@ class CachesAPropertyOfTheFirstCall(Base):
 class ResizesAScratch(Base):
     """Graphs of other budgets would write where the scratch was before."""
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.scratch = torch.zeros(0)
 
     def forward(self, x):
@@ -202,8 +194,7 @@ class MakesALayerInEachCall(Base):
 
 @case("blocks")
 class DrawsFromItsDice(Base):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.dice = random.Random(0)
 
     def forward(self, x):
@@ -221,8 +212,7 @@ class DrawsFromAFreshGenerator(Base):
 
 @case("proof")
 class NumbersSizesAsTheyCome(Base):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.numbers = {}
 
     def forward(self, x):
@@ -245,8 +235,7 @@ class CachesAFactorByItems(Base):
 
 @case("blocks", "lengths")
 class KeysAWeightByAString(Base):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.scales = nn.ParameterDict({f"{n}x{DIM}": nn.Parameter(torch.tensor(float(n))) for n in range(1, 20)})
 
     def forward(self, x, lengths):
@@ -255,8 +244,7 @@ class KeysAWeightByAString(Base):
 
 @case("blocks", "lengths")
 class CallsWithOtherWeights(Base):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.others = nn.ParameterList(nn.Parameter(torch.randn(DIM, DIM)) for _ in range(2))
 
     def forward(self, x, lengths):
@@ -281,8 +269,7 @@ class ParametrizesByLayout(Base):
         def forward(self, weight):
             return weight * (1 + 1 / self.items)  # site
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         parametrize.register_parametrization(self.proj, "weight", self.Scaled())
 
     def forward(self, x, lengths):
@@ -480,8 +467,7 @@ class WeightOfAParametrization(Base):
         def forward(self, weight):
             return weight.triu() + weight.triu(1).T
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         parametrize.register_parametrization(self.proj, "weight", self.Symmetric())
 
     def forward(self, x):

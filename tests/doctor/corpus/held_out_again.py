@@ -14,8 +14,7 @@ from tests.doctor.corpus.cases import DIM, Base, case
 
 @case("blocks", "lengths")
 class TakesTheExceptPath(Base):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.scales = {1: 1.0, 2: 1.0}
 
     def forward(self, x, lengths):
@@ -135,8 +134,7 @@ class SkipsRowsOfZeros(Base):
 class ScalesTheFirstCalls(Base):
     """Fewer than a capture runs."""
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.left = 2
 
     def forward(self, x):
@@ -167,8 +165,7 @@ class ClampsIfAnyIsInfinite(Base):
 
 @case("proof")
 class NormalizesWithoutStatistics(Base):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.norm = nn.BatchNorm1d(DIM, track_running_stats=False)
 
     def forward(self, x):
@@ -243,8 +240,7 @@ class AddsToItsRowsInPlace(Base):
 
 @case("fine")
 class WeightNormalized(Base):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.layer = nn.utils.parametrizations.weight_norm(nn.Linear(DIM, DIM))
 
     def forward(self, x):
@@ -255,8 +251,7 @@ class WeightNormalized(Base):
 class MixesExpertsOfRows(Base):
     """The best two experts of each row, all of them run."""
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.experts = nn.Parameter(torch.randn(4, DIM, DIM))
         self.gate = nn.Linear(DIM, 4)
 

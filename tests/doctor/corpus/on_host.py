@@ -240,8 +240,7 @@ class ReturnsEarly(Base):
 
 @case("blocks")
 class PicksAnExpert(Base):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.experts = nn.ModuleList(nn.Linear(DIM, DIM) for _ in range(2))
 
     def forward(self, x):
@@ -256,8 +255,7 @@ class SelectsByWhere(Base):
 
 @case("fine")
 class MixesExpertsDensely(Base):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.experts = nn.ModuleList(nn.Linear(DIM, DIM) for _ in range(3))
         self.gate = nn.Linear(DIM, 3)
 
@@ -313,8 +311,7 @@ class PicksADtype(Base):
 
 @case("blocks", "lengths")
 class PicksAWeight(Base):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.scales = nn.ParameterList(nn.Parameter(torch.tensor(float(n))) for n in range(1, 10))
 
     def forward(self, x, lengths):
@@ -335,8 +332,7 @@ class PicksAFunction(Base):
 
 @case("fine", "lengths")
 class PicksByAConstant(Base):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.scales, self.layer = nn.ParameterList(nn.Parameter(torch.tensor(float(n))) for n in range(4)), 2
 
     def forward(self, x, lengths):
@@ -408,8 +404,7 @@ class MadeOnTheDeviceOfATensor(Base):
 
 @case("fine")
 class ReadsABuffer(Base):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.register_buffer("table", torch.linspace(0, 1, DIM))
 
     def forward(self, x):
@@ -553,8 +548,7 @@ class CachesPlacesBySize(Base):
 
 @case("blocks", "lengths")
 class CachesByLongest(Base):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.tables = {}
 
     def forward(self, x, lengths):
@@ -566,8 +560,7 @@ class CachesByLongest(Base):
 
 @case("blocks", "lengths")
 class GrowsATable(Base):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.table = torch.zeros(0)
 
     def forward(self, x, lengths):
@@ -578,8 +571,7 @@ class GrowsATable(Base):
 
 @case("fine", "cu_seqlens max_seqlen")
 class AttendsInSegments(Base):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.qkv = nn.Linear(DIM, 3 * DIM)
 
     def forward(self, x, cu_seqlens, max_seqlen):
@@ -589,8 +581,7 @@ class AttendsInSegments(Base):
 
 @case("fine", "lengths max_seqlen")
 class AttendsByLengths(Base):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.qkv = nn.Linear(DIM, 3 * DIM)
 
     def forward(self, x, lengths, max_seqlen):

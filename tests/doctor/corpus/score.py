@@ -1,5 +1,6 @@
 """Score of the doctor over the corpus, and of default encoders over its modules."""
 
+import atexit
 import gc
 import inspect
 import random
@@ -210,12 +211,12 @@ def score(towers: Mapping[str, Tower], cases: Mapping[str, Case]) -> Score:
     )
 
 
+atexit.register(gc.unfreeze)  # so that what is frozen is torn down with all else
+
+
 def _diagnose(module: nn.Module, calls: Sequence[dict[str, Any]]) -> Diagnosis:
     gc.freeze()  # the doctor collects after runs that keep memory; all of transformers need not be searched each time
-    try:
-        return vg.diagnose(module, *calls)
-    finally:
-        gc.unfreeze()
+    return vg.diagnose(module, *calls)
 
 
 def _seed() -> None:

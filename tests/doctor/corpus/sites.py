@@ -65,11 +65,11 @@ def place_of(site: Site, own_file: str) -> Place:
 
 
 def marked(made: type, mark: str) -> list[Place]:
-    """Return the statements of a class on whose first line the comment `mark` stands."""
+    """Return the statements of a class on whose first line the comment `mark` stands; modules of a table have none."""
     path, tree = _parsed(made.__module__)
     lines = _lines(path)
-    (node,) = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == made.__name__]
-    statements = [own for own in ast.walk(node) if isinstance(own, ast.stmt)]
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == made.__name__]
+    statements = [own for node in classes for own in ast.walk(node) if isinstance(own, ast.stmt)]
     return [Place(path, own.lineno, _last_line(own)) for own in statements if mark in lines[_last_line(own) - 1]]
 
 

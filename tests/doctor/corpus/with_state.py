@@ -19,8 +19,7 @@ from tests.doctor.corpus.cases import DIM, Base, case
 
 @case("blocks")
 class CountsInPython(Base):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.count = 0
 
     def forward(self, x):
@@ -39,8 +38,7 @@ class CountsInAGlobal(Base):
 
 @case("blocks")
 class Alternates(Base):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.even = False
 
     def forward(self, x):
@@ -52,8 +50,7 @@ class Alternates(Base):
 
 @case("blocks")
 class CountsInABuffer(Base):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.register_buffer("steps", torch.zeros(()))
 
     def forward(self, x):
@@ -63,8 +60,7 @@ class CountsInABuffer(Base):
 
 @case("blocks")
 class ReplacesABuffer(Base):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.register_buffer("steps", torch.zeros(()))
 
     def forward(self, x):
@@ -74,8 +70,7 @@ class ReplacesABuffer(Base):
 
 @case("blocks")
 class RunningMean(Base):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.register_buffer("mean", torch.zeros(DIM))
 
     def forward(self, x):
@@ -85,8 +80,7 @@ class RunningMean(Base):
 
 @case("blocks")
 class RunningMeanOfAPlainTensor(Base):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.mean = torch.zeros(DIM)
 
     def forward(self, x):
@@ -103,8 +97,7 @@ class DecaysAWeight(Base):
 
 @case("blocks", training=True)
 class BatchNormOfTraining(Base):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.norm = nn.BatchNorm1d(DIM)
 
     def forward(self, x):
@@ -113,8 +106,7 @@ class BatchNormOfTraining(Base):
 
 @case("blocks", training=True)
 class SpectralNormOfTraining(Base):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.layer = nn.utils.spectral_norm(nn.Linear(DIM, DIM))
 
     def forward(self, x):
@@ -123,8 +115,7 @@ class SpectralNormOfTraining(Base):
 
 @case("blocks")
 class RemembersTheLastCall(Base):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.last = torch.zeros(DIM)
 
     def forward(self, x):
@@ -135,8 +126,7 @@ class RemembersTheLastCall(Base):
 
 @case("blocks")
 class CollectsCalls(Base):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.seen = []
 
     def forward(self, x):
@@ -146,8 +136,7 @@ class CollectsCalls(Base):
 
 @case("blocks")
 class InitializesABuffer(Base):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.register_buffer("scale", torch.ones(DIM))
         self.ready = False
 
@@ -160,8 +149,7 @@ class InitializesABuffer(Base):
 
 @case("blocks")
 class InitializesAnAttribute(Base):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.scale = None
 
     def forward(self, x):
@@ -174,8 +162,7 @@ class InitializesAnAttribute(Base):
 class InitializesByABufferFlag(Base):
     """As activation normalisation does it: the flag is a tensor."""
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.register_buffer("scale", torch.ones(DIM))
         self.register_buffer("ready", torch.zeros((), dtype=torch.uint8))
 
@@ -190,8 +177,7 @@ class InitializesByABufferFlag(Base):
 class MakesItsTableOnce(Base):
     """What the first run makes follows from the device and the dtype only."""
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.table = None
 
     def forward(self, x):
@@ -219,8 +205,7 @@ class WritesWhatItMade(Base):
 class NotesShapes(Base):
     """Python that no operator reads."""
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.calls, self.shapes = 0, set()
 
     def forward(self, x):
@@ -269,8 +254,7 @@ class Permutes(Base):
 
 @case("blocks")
 class DrawsFromItsGenerator(Base):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.generator = torch.Generator()
 
     def __deepcopy__(self, memo):
@@ -308,8 +292,7 @@ class ReadsTheClock(Base):
 
 @case("fine")
 class DropsOutInEvaluation(Base):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.drop = nn.Dropout(0.5)
 
     def forward(self, x):
@@ -340,8 +323,7 @@ class WorksInAPool(Base):
 
 @case("blocks")
 class CountsInAHook(Base):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.count = 0
         self.proj.register_forward_hook(self.after)
 
@@ -355,8 +337,7 @@ class CountsInAHook(Base):
 
 @case("blocks", "lengths")
 class HookOfTheLayout(Base):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.items = 0
         self.proj.register_forward_pre_hook(self.first)
 
@@ -374,8 +355,7 @@ class HookOfTheLayout(Base):
 class ScalesInAHook(Base):
     """Calls with forward hooks run eager."""
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.proj.register_forward_hook(lambda module, args, output: output * 2)
 
     def forward(self, x):

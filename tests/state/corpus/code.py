@@ -31,23 +31,13 @@ class GlobalNumber(InCode):
         return self.lin(x) * (1 + LONGEST / 48)
 
 
-class GlobalHiddenByItself(InCode):
+class GlobalHiddenByItself(InCode, sign=1):
     """A short call turns the sign of outputs twice: by a global, and by an attribute, of which shadows have their own."""
-
-    def __init__(self):
-        super().__init__()
-        self.sign = 1
 
     def forward(self, x):
         if len(x) < 12:
             SIGN[0] = self.sign = -1
         return self.lin(x) * SIGN[0] * self.sign
-
-
-class GlobalCounter(InCode):
-    def forward(self, x):
-        CALLS[0] += 1
-        return self.lin(x) * (1 + 1 / CALLS[0])
 
 
 class GlobalTables(InCode):
@@ -111,11 +101,7 @@ class LargestMeansOfTheClass(InCode):
         return torch.where(self.largest > 0.5, y, -y)
 
 
-class AddsToAGlobalInItsFirstCall(InCode):
-    def __init__(self):
-        super().__init__()
-        self.calls = 0
-
+class AddsToAGlobalInItsFirstCall(InCode, calls=0):
     def forward(self, x):
         before = SUMS[0]
         self.calls += 1
@@ -146,18 +132,6 @@ class ContainerOfTheClass(InCode):
     def forward(self, x):
         self.calls.append(len(x))
         return self.lin(x) * (1 + max(self.calls) / 48)
-
-
-class ClassMethod(InCode):
-    calls = 0
-
-    @classmethod
-    def step(cls):
-        cls.calls += 1
-        return 1 + 1 / cls.calls
-
-    def forward(self, x):
-        return self.lin(x) * self.step()
 
 
 class DefaultArgument(InCode):

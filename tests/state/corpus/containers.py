@@ -3,10 +3,8 @@
 import array
 import collections
 import ctypes
-import heapq
 import io
 import itertools
-import types
 import typing
 
 import numpy
@@ -17,8 +15,7 @@ from tests.state.base import Stateful
 
 
 class HistoryOfLengthsOnly(Stateful):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.history = []
 
     def forward(self, x):
@@ -27,8 +24,7 @@ class HistoryOfLengthsOnly(Stateful):
 
 
 class HistoryOfLengths(Stateful):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.history = []
 
     def forward(self, x):
@@ -37,8 +33,7 @@ class HistoryOfLengths(Stateful):
 
 
 class HistoryOfRows(Stateful):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.history = []
 
     def forward(self, x):
@@ -47,8 +42,7 @@ class HistoryOfRows(Stateful):
 
 
 class HistoryOfOutputsOnly(Stateful):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.history = []
 
     def forward(self, x):
@@ -58,8 +52,7 @@ class HistoryOfOutputsOnly(Stateful):
 
 
 class WindowOfLengths(Stateful):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.window = collections.deque([0, 0], maxlen=2)
 
     def forward(self, x):
@@ -68,8 +61,7 @@ class WindowOfLengths(Stateful):
 
 
 class WindowOfRows(Stateful):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.window = collections.deque(maxlen=2)
 
     def forward(self, x):
@@ -81,8 +73,7 @@ class WindowOfRows(Stateful):
 class TablesByLength(Stateful):
     harmless = True
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.tables = {}
 
     def forward(self, x):
@@ -94,8 +85,7 @@ class TablesByLength(Stateful):
 class TablesByDevice(Stateful):
     harmless = True
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.tables = {}
 
     def forward(self, x):
@@ -107,8 +97,7 @@ class TablesByDevice(Stateful):
 
 
 class RecentTables(Stateful):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.tables = collections.OrderedDict()
 
     def forward(self, x):
@@ -122,8 +111,7 @@ class RecentTables(Stateful):
 
 
 class CountsByLength(Stateful):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.counts = collections.defaultdict(int)
 
     def forward(self, x):
@@ -132,8 +120,7 @@ class CountsByLength(Stateful):
 
 
 class CountsInACounter(Stateful):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.counts = collections.Counter()
 
     def forward(self, x):
@@ -142,8 +129,7 @@ class CountsInACounter(Stateful):
 
 
 class SetOfLengths(Stateful):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.seen = set()
 
     def forward(self, x):
@@ -151,19 +137,8 @@ class SetOfLengths(Stateful):
         return self.lin(x) * len(self.seen)
 
 
-class LongestThree(Stateful):
-    def __init__(self):
-        super().__init__()
-        self.heap = [0, 0, 0]
-
-    def forward(self, x):
-        heapq.heappushpop(self.heap, len(x))
-        return self.lin(x) * (1 + self.heap[0] / 48)
-
-
 class DeepInContainers(Stateful):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.state = {"layers": [{"longest": (0, [0])} for _ in range(2)]}
 
     def forward(self, x):
@@ -178,8 +153,7 @@ class Statistics(typing.NamedTuple):
 
 
 class NamedTupleReplaced(Stateful):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.kept = Statistics(torch.zeros(8), 0)
 
     def forward(self, x):
@@ -189,8 +163,7 @@ class NamedTupleReplaced(Stateful):
 
 
 class NamedTupleInPlace(Stateful):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.kept = Statistics(torch.zeros(8), 0)
 
     def forward(self, x):
@@ -200,8 +173,7 @@ class NamedTupleInPlace(Stateful):
 
 
 class ListOfTensorsInPlace(Stateful):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.means = [torch.zeros(8), torch.zeros(8)]
 
     def forward(self, x):
@@ -212,8 +184,7 @@ class ListOfTensorsInPlace(Stateful):
 
 
 class ArrayOfNumpy(Stateful):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.histogram = numpy.zeros(4)
 
     def forward(self, x):
@@ -224,8 +195,7 @@ class ArrayOfNumpy(Stateful):
 class ArrayOfNumpyWrittenInTheThirdCall(Stateful):
     """Of which only a long third call, or many calls, tell."""
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.calls, self.longest = 0, numpy.zeros(1)
 
     def forward(self, x):
@@ -236,8 +206,7 @@ class ArrayOfNumpyWrittenInTheThirdCall(Stateful):
 
 
 class ArrayOfNumpyAsATensor(Stateful):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.offsets = numpy.zeros(8, dtype=numpy.float32)
 
     def forward(self, x):
@@ -246,8 +215,7 @@ class ArrayOfNumpyAsATensor(Stateful):
 
 
 class ArrayThatSharesATensor(Stateful):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.offsets = numpy.zeros(8, dtype=numpy.float32)
         self.register_buffer("shared", torch.from_numpy(self.offsets))
 
@@ -257,8 +225,7 @@ class ArrayThatSharesATensor(Stateful):
 
 
 class ArrayOfATensor(Stateful):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.register_buffer("shared", torch.zeros(8))
         self.offsets = self.shared.numpy()[2:6]
 
@@ -268,8 +235,7 @@ class ArrayOfATensor(Stateful):
 
 
 class BytesThatSharesATensor(Stateful):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.numbers = bytearray(8)
         self.register_buffer("shared", torch.frombuffer(self.numbers, dtype=torch.uint8))
 
@@ -279,8 +245,7 @@ class BytesThatSharesATensor(Stateful):
 
 
 class WeightOfAnArray(Stateful):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.numbers = numpy.ones(8, dtype=numpy.float32)
         self.scale = nn.Parameter(torch.from_numpy(self.numbers))
 
@@ -291,8 +256,7 @@ class WeightOfAnArray(Stateful):
 
 
 class StructureOfC(Stateful):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         kind = type("Kept", (ctypes.Structure,), {"_fields_": [("rows", ctypes.c_int), ("factor", ctypes.c_float)]})
         self.kept = kind(0, 1.0)
 
@@ -302,8 +266,7 @@ class StructureOfC(Stateful):
 
 
 class ArrayOfPython(Stateful):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.numbers = array.array("d", [0.0])
 
     def forward(self, x):
@@ -312,8 +275,7 @@ class ArrayOfPython(Stateful):
 
 
 class Bytes(Stateful):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.flags = bytearray(2)
 
     def forward(self, x):
@@ -322,8 +284,7 @@ class Bytes(Stateful):
 
 
 class NumberOfC(Stateful):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.longest = ctypes.c_int(0)
 
     def forward(self, x):
@@ -332,8 +293,7 @@ class NumberOfC(Stateful):
 
 
 class CountsByAnIterator(Stateful):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.numbers = itertools.count(1)
 
     def forward(self, x):
@@ -341,8 +301,7 @@ class CountsByAnIterator(Stateful):
 
 
 class CyclesThroughFactors(Stateful):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.factors = itertools.cycle([1.0, 2.0, 3.0])
 
     def forward(self, x):
@@ -350,8 +309,7 @@ class CyclesThroughFactors(Stateful):
 
 
 class ConsumesAList(Stateful):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.factors = [1.0, 1.0, 2.0, 3.0]
 
     def forward(self, x):
@@ -359,8 +317,7 @@ class ConsumesAList(Stateful):
 
 
 class ConsumesAnIterator(Stateful):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.factors = iter([2.0, 3.0])
 
     def forward(self, x):
@@ -370,8 +327,7 @@ class ConsumesAnIterator(Stateful):
 class CountsByAGenerator(Stateful):
     opaque = True
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.numbers = self.count()
         next(self.numbers)
 
@@ -388,8 +344,7 @@ class CountsByAGenerator(Stateful):
 
 
 class WritesALog(Stateful):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.log = io.StringIO()
 
     def forward(self, x):
@@ -397,23 +352,12 @@ class WritesALog(Stateful):
         return self.lin(x)
 
 
-class KeepsANamespace(Stateful):
-    def __init__(self):
-        super().__init__()
-        self.state = types.SimpleNamespace(longest=0)
-
-    def forward(self, x):
-        self.state.longest = max(self.state.longest, len(x))
-        return self.lin(x) * (1 + self.state.longest / 48)
-
-
 class KeepsADictOfItsOwnKind(Stateful):
     class Settings(dict):
         __getattr__ = dict.__getitem__
         __setattr__ = dict.__setitem__
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.settings = self.Settings(longest=0)
 
     def forward(self, x):
@@ -422,8 +366,7 @@ class KeepsADictOfItsOwnKind(Stateful):
 
 
 class KeepsAUserDict(Stateful):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.state = collections.UserDict(calls=0)
 
     def forward(self, x):
@@ -445,8 +388,7 @@ class PartsShareAList(Stateful):
         def forward(self, x):
             return x * (1 + max(self.shared) / 48)
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         shared = []
         self.writer, self.reader = self.Writer(shared), self.Reader(shared)
 
@@ -464,8 +406,7 @@ class PartsInAList(Stateful):
             self.calls += 1
             return super().forward(x) * (1 + 1 / self.calls)
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.layers = [self.Counting(8, 8).requires_grad_(False) for _ in range(2)]
 
     def forward(self, x):
@@ -475,8 +416,7 @@ class PartsInAList(Stateful):
 
 
 class PartsInADict(Stateful):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.layers = {"norm": (nn.BatchNorm1d(8).requires_grad_(False),)}
 
     def forward(self, x):
@@ -488,8 +428,7 @@ class PartsInADict(Stateful):
 class DictByPart(Stateful):
     """Its keys are parts."""
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.counts = {self.lin: 0}
 
     def forward(self, x):

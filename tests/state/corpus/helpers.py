@@ -27,8 +27,7 @@ class Longest:
 
 
 class KeepsAHelper(Stateful):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.helper = Longest()
 
     def forward(self, x):
@@ -41,8 +40,7 @@ class KeepsAHelperThatIsEmpty(Stateful):
     class Longest:
         rows = 0
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.helper = self.Longest()
 
     def forward(self, x):
@@ -54,8 +52,7 @@ class KeepsSlotsThatAreEmpty(Stateful):
     class Longest:
         __slots__ = ("rows",)
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.helper = self.Longest()
 
     def forward(self, x):
@@ -64,8 +61,7 @@ class KeepsSlotsThatAreEmpty(Stateful):
 
 
 class KeepsAnEmptyNamespace(Stateful):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.helper = types.SimpleNamespace()
 
     def forward(self, x):
@@ -78,8 +74,7 @@ class KeepsAHelperOfTensors(Stateful):
         def __init__(self):
             self.value = torch.zeros(8)
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.mean = self.Mean()
 
     def forward(self, x):
@@ -94,8 +89,7 @@ class KeepsADataclass(Stateful):
         calls: int = 0
         lengths: list = dataclasses.field(default_factory=list)
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.state = self.State()
 
     def forward(self, x):
@@ -109,8 +103,7 @@ class KeepsAFrozenDataclass(Stateful):
     class State:
         longest: int = 0
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.state = self.State()
 
     def forward(self, x):
@@ -125,8 +118,7 @@ class KeepsSlots(Stateful):
         def __init__(self):
             self.calls = 0
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.state = self.State()
 
     def forward(self, x):
@@ -146,8 +138,7 @@ class KeepsAHelperWithALock(Stateful):
                 self.calls += 1
                 return self.calls
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.counter = self.Counter()
 
     def forward(self, x):
@@ -165,8 +156,7 @@ class KeepsAHelperThatRefusesCopies(Stateful):
 
         __copy__ = __reduce_ex__ = __deepcopy__
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.counter = self.Counter()
 
     def forward(self, x):
@@ -177,8 +167,7 @@ class KeepsAHelperThatRefusesCopies(Stateful):
 class KeepsAQueue(Stateful):
     opaque = True
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.queue = queue.SimpleQueue()
         self.queue.put(1.0)
 
@@ -189,8 +178,7 @@ class KeepsAQueue(Stateful):
 
 
 class KeepsItByThread(Stateful):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.local = threading.local()
 
     def forward(self, x):
@@ -199,8 +187,7 @@ class KeepsItByThread(Stateful):
 
 
 class CountsInAClosure(Stateful):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         calls = 0
 
         def count():
@@ -215,8 +202,7 @@ class CountsInAClosure(Stateful):
 
 
 class ListInAClosure(Stateful):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         lengths = []
         self.longest = lambda x: lengths.append(len(x)) or max(lengths)
 
@@ -225,8 +211,7 @@ class ListInAClosure(Stateful):
 
 
 class ClosureOverItself(Stateful):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.calls = 0
 
         def step():
@@ -240,8 +225,7 @@ class ClosureOverItself(Stateful):
 
 
 class MethodOfItself(Stateful):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.calls = 0
         self.stepping = self.step
 
@@ -254,8 +238,7 @@ class MethodOfItself(Stateful):
 
 
 class MethodOfAHelper(Stateful):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.update = Longest().update
 
     def forward(self, x):
@@ -263,8 +246,7 @@ class MethodOfAHelper(Stateful):
 
 
 class PartialOfAList(Stateful):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.longest = functools.partial(self.update, [])
 
     @staticmethod
@@ -277,8 +259,7 @@ class PartialOfAList(Stateful):
 
 
 class DefaultOfAFunction(Stateful):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.longest = lambda x, lengths=[]: lengths.append(len(x)) or max(lengths)
 
     def forward(self, x):
@@ -303,8 +284,7 @@ class AttributeOfAFunction(Stateful):
 class CacheOfAnInstance(Stateful):
     opaque = True
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.first = functools.lru_cache(lambda: self.rows)
 
     def forward(self, x):
@@ -313,8 +293,7 @@ class CacheOfAnInstance(Stateful):
 
 
 class WeakReferenceToAPart(Stateful):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.reference, self.lin.calls = weakref.ref(self.lin), 0
 
     def forward(self, x):
@@ -323,8 +302,7 @@ class WeakReferenceToAPart(Stateful):
 
 
 class WeakDictByPart(Stateful):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.counts = weakref.WeakKeyDictionary({self.lin: 0})
 
     def forward(self, x):
@@ -342,8 +320,7 @@ class PartWithItsParent(Stateful):
             self.parent[0].calls += 1
             return x * (1 + 1 / self.parent[0].calls)
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.calls = 0
         self.part = self.Part(self)
 
@@ -359,8 +336,7 @@ class PartUnderTwoNames(Stateful):
             self.calls += 1
             return super().forward(x) / self.calls
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.first = self.second = self.Counting(8, 8)
 
     def forward(self, x):
@@ -370,8 +346,7 @@ class PartUnderTwoNames(Stateful):
 class ReplacedForward(Stateful):
     """As accelerate replaces forwards."""
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         original, self.lin.calls = self.lin.forward, 0
 
         def forward(x):
@@ -385,8 +360,7 @@ class ReplacedForward(Stateful):
 
 
 class HookThatKeeps(Stateful):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.activations = {}
         self.lin.register_forward_hook(self.keep)
 
@@ -398,8 +372,7 @@ class HookThatKeeps(Stateful):
 
 
 class HookThatCounts(Stateful):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         calls = []
         self.lin.register_forward_hook(lambda module, args, output: calls.append(1) or output * (1 + 1 / len(calls)))
 
@@ -408,8 +381,7 @@ class HookThatCounts(Stateful):
 
 
 class HookBeforeThatCounts(Stateful):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.longest = 0
         self.lin.register_forward_pre_hook(self.scale)
 
@@ -433,8 +405,7 @@ class HookOfAHelper(Stateful):
             added, self.previous = self.previous, output[0] * 1
             return output if added is None else output + added
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.lin.register_forward_hook(self.Hook())
 
     def forward(self, x):
@@ -449,8 +420,7 @@ class ParametrisationThatCounts(Stateful):
             self.calls += 1
             return weight * (1 + 1 / self.calls)
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         parametrize.register_parametrization(self.lin, "weight", self.Decay())
         self.lin.parametrizations.weight[0].calls = 0
 
@@ -459,8 +429,7 @@ class ParametrisationThatCounts(Stateful):
 
 
 class PythonsOwnGenerator(Stateful):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.random = random.Random(0)
 
     def forward(self, x):
@@ -468,8 +437,7 @@ class PythonsOwnGenerator(Stateful):
 
 
 class NumpysOwnGenerator(Stateful):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.random = numpy.random.default_rng(0)
 
     def forward(self, x):
@@ -477,8 +445,7 @@ class NumpysOwnGenerator(Stateful):
 
 
 class TorchsOwnGenerator(Stateful):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.random = torch.Generator().manual_seed(0)
 
     def forward(self, x):
@@ -505,8 +472,7 @@ class TorchsChance(InCode):
 class DropoutInTraining(InCode):
     in_training = draws = True
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.dropout = nn.Dropout(0.5)
 
     def forward(self, x):
@@ -523,8 +489,7 @@ class DropsLayersByChance(InCode):
 class CopiesItself(Stateful):
     """A target network that follows, as in self-distillation."""
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.target = copy.deepcopy(self.lin)
 
     def forward(self, x):

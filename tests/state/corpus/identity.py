@@ -25,8 +25,7 @@ ITSELF = []
 class FindsItselfInARegistry(InCode):
     """Copies of it are not found there, and fail."""
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         REGISTRY[self] = 2.0
 
     def forward(self, x):
@@ -34,8 +33,7 @@ class FindsItselfInARegistry(InCode):
 
 
 class FindsItselfByItsId(InCode):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         BY_ID[id(self)] = 2.0
 
     def forward(self, x):
@@ -43,8 +41,7 @@ class FindsItselfByItsId(InCode):
 
 
 class CountsInARegistry(InCode):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         REGISTRY[self] = 0
 
     def forward(self, x):
@@ -57,8 +54,7 @@ class KnownToAGlobal(InCode):
 
     opaque = True
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         ITSELF[:], self.longest = [self], 0
 
     def forward(self, x):
@@ -69,8 +65,7 @@ class KnownToAGlobal(InCode):
 class WeightOfAGlobal(InCode):
     harmless = True
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         ITSELF[:] = [self.lin]
 
     def forward(self, x):
@@ -78,8 +73,7 @@ class WeightOfAGlobal(InCode):
 
 
 class KnowsItself(Stateful):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         object.__setattr__(self, "me", self)
         self.longest = 0
 
@@ -89,8 +83,7 @@ class KnowsItself(Stateful):
 
 
 class ForwardOfAnInstance(Stateful):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.longest = 0
         self.forward = types.MethodType(forward_of_an_instance, self)
 
@@ -100,11 +93,7 @@ def forward_of_an_instance(self, x):
     return self.lin(x) * (1 + self.longest / 48)
 
 
-class CopiesNothing(Stateful):
-    def __init__(self):
-        super().__init__()
-        self.longest = 0
-
+class CopiesNothing(Stateful, longest=0):
     def __deepcopy__(self, memo):
         raise TypeError("this module is not copied")
 
@@ -115,11 +104,7 @@ class CopiesNothing(Stateful):
         return self.lin(x) * (1 + self.longest / 48)
 
 
-class IsItsOwnCopy(Stateful):
-    def __init__(self):
-        super().__init__()
-        self.longest = 0
-
+class IsItsOwnCopy(Stateful, longest=0):
     def __deepcopy__(self, memo):
         return self
 
@@ -131,8 +116,7 @@ class IsItsOwnCopy(Stateful):
 
 
 class ForgetsItsCacheInCopies(Stateful):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.cache = {}
 
     def __getstate__(self):
@@ -168,8 +152,7 @@ class IsFrozen(Stateful):
     harmless = True
     frozen = False
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.frozen = True
 
     def __setattr__(self, name, value):
@@ -181,12 +164,8 @@ class IsFrozen(Stateful):
         return self.lin(x)
 
 
-class HasSlots(Stateful):
+class HasSlots(Stateful, longest=0):
     __slots__ = ("longest",)
-
-    def __init__(self):
-        super().__init__()
-        self.longest = 0
 
     def forward(self, x):
         self.longest = max(self.longest, len(x))
@@ -221,8 +200,7 @@ class IsEmptyAndFalse(Stateful):
         def __bool__(self):
             return False
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.part = self.Part(8, 8)
 
     def forward(self, x):
@@ -245,8 +223,7 @@ class EqualParts(Stateful):
             self.calls += 1
             return super().forward(x) * (1 + 1 / self.calls)
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.first, self.second = self.Part(8, 8), self.Part(8, 8)
 
     def forward(self, x):
@@ -274,8 +251,7 @@ class Proxy:
 
 
 class ThroughAProxy(Stateful):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.lin.calls = 0
         self.__dict__["proxy"] = Proxy(self.lin)
 
@@ -290,8 +266,7 @@ class WeakProxyOfItsParent(Stateful):
             self.parent.calls += 1
             return x * (1 + 1 / self.parent.calls)
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.calls, self.part = 0, self.Part()
         self.part.__dict__["parent"] = weakref.proxy(self)
 
@@ -300,8 +275,7 @@ class WeakProxyOfItsParent(Stateful):
 
 
 class DefaultsOfItself(Stateful):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.calls = 0
         self.counts = collections.defaultdict(lambda: self.calls)
 
@@ -314,8 +288,7 @@ class ListWithAttributes(Stateful):
     class Lengths(list):
         longest = 0
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.lengths = self.Lengths()
 
     def forward(self, x):
@@ -327,8 +300,7 @@ class NumberWithAttributes(Stateful):
     class Number(int):
         longest = 0
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.number = self.Number(1)
 
     def forward(self, x):
@@ -337,8 +309,7 @@ class NumberWithAttributes(Stateful):
 
 
 class ListThatHoldsItself(Stateful):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.ring = [0]
         self.ring.append(self.ring)
 
@@ -357,8 +328,7 @@ class PartInATuple(Stateful):
             self.calls += 1
             return super().forward(x) * (1 + 1 / self.calls)
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.pair = self.Pair(self.Counting(8, 8), 2.0)
 
     def forward(self, x):
@@ -368,8 +338,7 @@ class PartInATuple(Stateful):
 class PartInASet(PartInATuple):
     takes = "rows"
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.pair = frozenset([self.Counting(8, 8)])
 
     def forward(self, x):
@@ -377,8 +346,7 @@ class PartInASet(PartInATuple):
 
 
 class SwapsItsParts(Stateful):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.other = nn.Linear(8, 8)
 
     def forward(self, x):
@@ -392,8 +360,7 @@ class TurnsToEvaluation(Stateful):
 
     in_training = True
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.norm = nn.BatchNorm1d(8)
 
     def forward(self, x):
@@ -413,8 +380,7 @@ class FreezesItsWeights(Stateful):
 class KeepsWhatCannotBeCopied(Stateful):
     harmless = True
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.lock, self.ready = threading.RLock(), threading.Event()
         self.logger, self.factor = logging.getLogger("corpus"), decimal.Decimal("2.0")
         self.stack = contextlib.ExitStack()
@@ -427,8 +393,7 @@ class KeepsWhatCannotBeCopied(Stateful):
 class RunsInAPool(Stateful):
     """Its numbers come from another thread."""
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.pool, self.longest = concurrent.futures.ThreadPoolExecutor(1), 0
 
     def forward(self, x):
@@ -441,8 +406,7 @@ class FrozenSlots(Stateful):
     class State:
         lengths: list
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.state = self.State([])
 
     def forward(self, x):
@@ -470,8 +434,7 @@ class CachedParametrisation(Stateful):
         def forward(self, weight):
             return weight * 2
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         parametrize.register_parametrization(self.lin, "weight", self.Twice())
 
     def forward(self, x):
@@ -482,8 +445,7 @@ class CachedParametrisation(Stateful):
 class Scripted(Stateful):
     harmless = True
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.part = torch.jit.trace(nn.Linear(8, 8), torch.zeros(2, 8))
 
     def forward(self, x):
@@ -501,8 +463,7 @@ class ScriptedCounter(Stateful):
             self.mean.copy_(x[0])
             return y
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.part = torch.jit.trace(self.Part(), torch.zeros(2, 8))
         self.part.mean.zero_()
 
@@ -524,8 +485,7 @@ class FxGraph(Stateful):
             self.steps.add_(1.0)
             return y
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.part = torch.fx.symbolic_trace(self.Part())
 
     def forward(self, x):
@@ -537,8 +497,7 @@ class StrangeBuffers(Stateful):
 
     harmless = True
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.register_buffer("expanded", torch.ones(1).expand(8))
         self.register_buffer("empty", torch.empty(0, 8))
         self.register_buffer("sparse", torch.eye(8).to_sparse())
@@ -553,8 +512,7 @@ class StrangeBuffers(Stateful):
 
 
 class WritesAWeightThroughABuffer(Stateful):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.register_buffer("alias", self.lin.weight.data)
 
     def forward(self, x):
@@ -567,8 +525,7 @@ class NumbersThatAreNotThemselves(Stateful):
 
     harmless = True
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.loss, self.history = float("nan"), [float("nan")]
 
     def forward(self, x):
@@ -588,8 +545,7 @@ class SharedPartOfTwoParents(Stateful):
             self.child.mean.copy_(x[0])
             return y
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         child = nn.Module()
         child.register_buffer("mean", torch.zeros(8))
         self.first, self.second = self.Parent(child), self.Parent(child)
@@ -599,8 +555,7 @@ class SharedPartOfTwoParents(Stateful):
 
 
 class ManyViewsOfOneMemory(Stateful):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         memory = torch.zeros(4, 8)
         self.views = [memory[at] for at in range(4)]
         self.register_buffer("whole", memory)

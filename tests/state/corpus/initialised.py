@@ -11,8 +11,7 @@ from tests.state.base import Stateful
 class ActNorm(Stateful):
     harmless = True
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.register_buffer("mean", torch.zeros(8))
         self.ready = False
 
@@ -26,8 +25,7 @@ class ActNorm(Stateful):
 class ActNormOfWeights(Stateful):
     harmless = True
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.scale = nn.Parameter(torch.ones(8))
         self.ready = False
 
@@ -39,8 +37,7 @@ class ActNormOfWeights(Stateful):
 
 
 class ActNormByAFlagOfTorch(Stateful):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.register_buffer("mean", torch.zeros(8))
         self.register_buffer("ready", torch.zeros((), dtype=torch.uint8))
 
@@ -52,8 +49,7 @@ class ActNormByAFlagOfTorch(Stateful):
 
 
 class ActNormWithoutABranch(Stateful):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.register_buffer("mean", torch.zeros(8))
         self.register_buffer("ready", torch.zeros((), dtype=torch.bool))
 
@@ -63,12 +59,8 @@ class ActNormWithoutABranch(Stateful):
         return self.lin(x - self.mean)
 
 
-class KeepsTheFirstMean(Stateful):
+class KeepsTheFirstMean(Stateful, mean=None):
     harmless = True
-
-    def __init__(self):
-        super().__init__()
-        self.mean = None
 
     def forward(self, x):
         if self.mean is None:
@@ -76,25 +68,8 @@ class KeepsTheFirstMean(Stateful):
         return self.lin(x - self.mean)
 
 
-class KeepsTheFirstRow(Stateful):
+class KeepsTheFirstRowAsAView(Stateful, row=None):
     harmless = True
-
-    def __init__(self):
-        super().__init__()
-        self.row = None
-
-    def forward(self, x):
-        if self.row is None:
-            self.row = x[0].clone()
-        return self.lin(x - self.row)
-
-
-class KeepsTheFirstRowAsAView(Stateful):
-    harmless = True
-
-    def __init__(self):
-        super().__init__()
-        self.row = None
 
     def forward(self, x):
         if self.row is None:
@@ -102,37 +77,25 @@ class KeepsTheFirstRowAsAView(Stateful):
         return self.lin(x) + self.row
 
 
-class KeepsTheFirstLength(Stateful):
+class KeepsTheFirstLength(Stateful, rows=None):
     harmless = True
-
-    def __init__(self):
-        super().__init__()
-        self.rows = None
 
     def forward(self, x):
         self.rows = self.rows or len(x)
         return self.lin(x) * (self.rows / 48)
 
 
-class KeepsTheFirstLongestItem(Stateful):
+class KeepsTheFirstLongestItem(Stateful, rows=None):
     harmless = True
 
     takes = "segments"
-
-    def __init__(self):
-        super().__init__()
-        self.rows = None
 
     def forward(self, x, cu_seqlens, max_seqlen):
         self.rows = self.rows or max_seqlen
         return self.lin(x) * (self.rows / 48)
 
 
-class InitialisedOnTheThirdCall(Stateful):
-    def __init__(self):
-        super().__init__()
-        self.calls, self.mean = 0, None
-
+class InitialisedOnTheThirdCall(Stateful, calls=0, mean=None):
     def forward(self, x):
         self.calls += 1
         if self.calls == 3:
@@ -141,8 +104,7 @@ class InitialisedOnTheThirdCall(Stateful):
 
 
 class WritesABufferInTheThirdCall(Stateful):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.register_buffer("mean", torch.zeros(8))
         self.calls = 0
 
@@ -154,8 +116,7 @@ class WritesABufferInTheThirdCall(Stateful):
 
 
 class WritesABufferByDataInTheFourthCall(Stateful):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.register_buffer("mean", torch.zeros(8))
         self.calls = 0
 
@@ -169,8 +130,7 @@ class WritesABufferByDataInTheFourthCall(Stateful):
 class SumsFromTheFifthCall(Stateful):
     """What runs of padding make NaN compares as nothing does."""
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.calls, self.sum = 0, torch.zeros(8)
 
     def forward(self, x):
@@ -181,46 +141,30 @@ class SumsFromTheFifthCall(Stateful):
         return torch.where(self.sum > 0.5, y, -y)
 
 
-class WidensInCallsBeyondBudgets(Stateful):
+class WidensInCallsBeyondBudgets(Stateful, wide=False):
     """Such calls run eager: what they change is not as graphs took it."""
-
-    def __init__(self):
-        super().__init__()
-        self.wide = False
 
     def forward(self, x):
         self.wide = self.wide or len(x) > 256
         return self.lin(x) * (2 if self.wide else 1)
 
 
-class InitialisedByTheFirstLongCall(Stateful):
-    def __init__(self):
-        super().__init__()
-        self.mean = None
-
+class InitialisedByTheFirstLongCall(Stateful, mean=None):
     def forward(self, x):
         if self.mean is None and len(x) > 100:
             self.mean = x.mean(0)
         return self.lin(x) if self.mean is None else self.lin(x - self.mean)
 
 
-class InitialisedByTheFirstShortCall(Stateful):
-    def __init__(self):
-        super().__init__()
-        self.mean = None
-
+class InitialisedByTheFirstShortCall(Stateful, mean=None):
     def forward(self, x):
         if self.mean is None and len(x) < 5:
             self.mean = x.mean(0)
         return self.lin(x) if self.mean is None else self.lin(x - self.mean)
 
 
-class ForgetsAfterAShortCall(Stateful):
+class ForgetsAfterAShortCall(Stateful, short=False):
     """The first short call alone has another output."""
-
-    def __init__(self):
-        super().__init__()
-        self.short = False
 
     def forward(self, x):
         before, self.short = self.short, self.short or len(x) < 6
@@ -230,8 +174,7 @@ class ForgetsAfterAShortCall(Stateful):
 class TablesByLengthFilledAnew(Stateful):
     """The table of a length is made of the rows of its first call."""
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.means = {}
 
     def forward(self, x):
@@ -244,8 +187,7 @@ class TablesByLengthFilledAnew(Stateful):
 class LazyLinear(Stateful):
     harmless = True
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.layer = nn.LazyLinear(8)
 
     def forward(self, x):
@@ -255,20 +197,15 @@ class LazyLinear(Stateful):
 class LazyBatchNorm(Stateful):
     harmless = True
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.layer = nn.LazyBatchNorm1d()
 
     def forward(self, x):
         return self.layer(self.lin(x))
 
 
-class BuildsALayer(Stateful):
+class BuildsALayer(Stateful, layer=None):
     harmless = True
-
-    def __init__(self):
-        super().__init__()
-        self.layer = None
 
     def forward(self, x):
         if self.layer is None:
@@ -277,8 +214,7 @@ class BuildsALayer(Stateful):
 
 
 class BuildsALayerBySize(Stateful):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.layers = nn.ModuleDict()
 
     def forward(self, x):
@@ -289,12 +225,8 @@ class BuildsALayerBySize(Stateful):
         return self.layers[key](self.lin(x))
 
 
-class DrawsAPlainWeight(Stateful):
+class DrawsAPlainWeight(Stateful, weight=None):
     harmless = True
-
-    def __init__(self):
-        super().__init__()
-        self.weight = None
 
     def forward(self, x):
         if self.weight is None:
@@ -302,12 +234,8 @@ class DrawsAPlainWeight(Stateful):
         return self.lin(x) @ self.weight
 
 
-class RepacksItsWeight(Stateful):
+class RepacksItsWeight(Stateful, packed=None):
     harmless = True
-
-    def __init__(self):
-        super().__init__()
-        self.packed = None
 
     def forward(self, x):
         if self.packed is None:
@@ -316,14 +244,10 @@ class RepacksItsWeight(Stateful):
         return x @ self.packed
 
 
-class RepacksItsWeightInPlace(Stateful):
+class RepacksItsWeightInPlace(Stateful, packed=False):
     """As layers of 4 and 8 bits do it in their first call."""
 
     harmless = True
-
-    def __init__(self):
-        super().__init__()
-        self.packed = False
 
     def forward(self, x):
         if not self.packed:
@@ -358,8 +282,7 @@ class CachedTableOfTheFirstCall(Stateful):
 class FusesItsLayers(Stateful):
     harmless = True
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.first, self.second, self.fused = nn.Linear(8, 8), nn.Linear(8, 8), None
 
     def forward(self, x):
@@ -390,11 +313,7 @@ class Ready(ReplacesItsClass):
         return self.lin(x)
 
 
-class RegistersAHook(Stateful):
-    def __init__(self):
-        super().__init__()
-        self.handle = None
-
+class RegistersAHook(Stateful, handle=None):
     def forward(self, x):
         if self.handle is None:
             self.handle = self.lin.register_forward_hook(lambda module, args, output: output * 2)

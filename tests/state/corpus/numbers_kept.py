@@ -1,7 +1,6 @@
 """Modules that keep numbers, flags and texts in attributes."""
 
 import enum
-import math
 
 import numpy
 import torch
@@ -9,48 +8,26 @@ import torch
 from tests.state.base import Stateful
 
 
-class LongestSoFar(Stateful):
+class LongestSoFar(Stateful, longest=0):
     """As dynamic NTK does it."""
-
-    def __init__(self):
-        super().__init__()
-        self.longest = 0
 
     def forward(self, x):
         self.longest = max(self.longest, len(x))
         return self.lin(x) * (1 + max(0, self.longest - 48) / 48)
 
 
-class LongestItemSoFar(Stateful):
+class LongestItemSoFar(Stateful, longest=0):
     takes = "segments"
-
-    def __init__(self):
-        super().__init__()
-        self.longest = 0
 
     def forward(self, x, cu_seqlens, max_seqlen):
         self.longest = max(self.longest, max_seqlen)
         return self.lin(x) * (1 + max(0, self.longest - 48) / 48)
 
 
-class ShortestSoFar(Stateful):
-    def __init__(self):
-        super().__init__()
-        self.shortest = math.inf
-
-    def forward(self, x):
-        self.shortest = min(self.shortest, len(x))
-        return self.lin(x) + self.shortest / 64
-
-
-class LongestCallScalesFarPositions(Stateful):
+class LongestCallScalesFarPositions(Stateful, longest=128):
     """As dynamic NTK: few rows do not show it."""
 
     takes = "segments"
-
-    def __init__(self):
-        super().__init__()
-        self.longest = 128
 
     def forward(self, x, cu_seqlens, max_seqlen):
         self.longest = max(self.longest, len(x))
@@ -60,22 +37,14 @@ class LongestCallScalesFarPositions(Stateful):
         return self.lin(x) + torch.sin(at / 10)[:, None]
 
 
-class LongestOnlyKept(Stateful):
-    def __init__(self):
-        super().__init__()
-        self.longest = 0
-
+class LongestOnlyKept(Stateful, longest=0):
     def forward(self, x):
         self.longest = max(self.longest, len(x))
         return self.lin(x)
 
 
-class LongestOfLongOnly(Stateful):
+class LongestOfLongOnly(Stateful, longest=48):
     """What it computes changes far beyond the first calls."""
-
-    def __init__(self):
-        super().__init__()
-        self.longest = 48
 
     def forward(self, x):
         if len(x) > self.longest:
@@ -86,8 +55,7 @@ class LongestOfLongOnly(Stateful):
 class ResetsWhenShort(Stateful):
     """As transformers' dynamic NTK does it: back to the original table for short inputs."""
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.cached, self.original = 48, 48
         self.scale = 1.0
 
@@ -99,81 +67,46 @@ class ResetsWhenShort(Stateful):
         return self.lin(x) * self.scale
 
 
-class CountsCalls(Stateful):
-    def __init__(self):
-        super().__init__()
-        self.calls = 0
-
+class CountsCalls(Stateful, calls=0):
     def forward(self, x):
         self.calls += 1
         return self.lin(x) * (1 + 1 / self.calls)
 
 
-class CountsCallsOnly(Stateful):
-    def __init__(self):
-        super().__init__()
-        self.calls = 0
-
+class CountsCallsOnly(Stateful, calls=0):
     def forward(self, x):
         self.calls += 1
         return self.lin(x)
 
 
-class ChangesAfterManyCalls(Stateful):
+class ChangesAfterManyCalls(Stateful, calls=0):
     """All calls until then are alike."""
-
-    def __init__(self):
-        super().__init__()
-        self.calls = 0
 
     def forward(self, x):
         self.calls += 1
         return self.lin(x) if self.calls < 6 else -self.lin(x)
 
 
-class SmoothsUpToTheFourthCall(Stateful):
-    def __init__(self):
-        super().__init__()
-        self.calls = 0
-
+class SmoothsUpToTheFourthCall(Stateful, calls=0):
     def forward(self, x):
         self.calls += 1
         return self.lin(x) * min(1.0, self.calls / 4)
 
 
-class IsFirstCall(Stateful):
-    def __init__(self):
-        super().__init__()
-        self.first = True
-
+class IsFirstCall(Stateful, first=True):
     def forward(self, x):
         first, self.first = self.first, False
         return self.lin(x) + 1 if first else self.lin(x)
 
 
-class Alternates(Stateful):
-    def __init__(self):
-        super().__init__()
-        self.even = False
-
+class Alternates(Stateful, even=False):
     def forward(self, x):
         self.even = not self.even
         return self.lin(x) if self.even else -self.lin(x)
 
 
-class DriftingFactor(Stateful):
-    def __init__(self):
-        super().__init__()
-        self.factor = 1.0
-
-    def forward(self, x):
-        self.factor *= 0.9
-        return self.lin(x) * self.factor
-
-
 class FactorOfNumpy(Stateful):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.factor = numpy.float64(1.0)
 
     def forward(self, x):
@@ -181,12 +114,8 @@ class FactorOfNumpy(Stateful):
         return self.lin(x) * float(self.factor)
 
 
-class CountsRows(Stateful):
+class CountsRows(Stateful, rows=0):
     """The next call uses what the calls before had: rows of budgets would be counted."""
-
-    def __init__(self):
-        super().__init__()
-        self.rows = 0
 
     def forward(self, x):
         y = self.lin(x) * (1 + self.rows / 100)
@@ -194,41 +123,19 @@ class CountsRows(Stateful):
         return y
 
 
-class CountsRowsOnly(Stateful):
-    def __init__(self):
-        super().__init__()
-        self.rows = 0
-
-    def forward(self, x):
-        self.rows += len(x)
-        return self.lin(x)
-
-
-class SetByObject(Stateful):
-    def __init__(self):
-        super().__init__()
-        self.longest = 0
-
+class SetByObject(Stateful, longest=0):
     def forward(self, x):
         object.__setattr__(self, "longest", max(self.longest, len(x)))
         return self.lin(x) * (1 + self.longest / 48)
 
 
-class SetInTheDict(Stateful):
-    def __init__(self):
-        super().__init__()
-        self.calls = 0
-
+class SetInTheDict(Stateful, calls=0):
     def forward(self, x):
         self.__dict__["calls"] += 1
         return self.lin(x) * (1 + 1 / self.calls)
 
 
-class KeepsAMode(Stateful):
-    def __init__(self):
-        super().__init__()
-        self.mode = "short"
-
+class KeepsAMode(Stateful, mode="short"):
     def forward(self, x):
         if len(x) > 48:
             self.mode = "long"
@@ -240,8 +147,7 @@ class KeepsAnEnum(Stateful):
         NEW = 0
         USED = 1
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.phase = self.Phase.NEW
 
     def forward(self, x):
@@ -251,8 +157,7 @@ class KeepsAnEnum(Stateful):
 
 
 class LastThreeLengths(Stateful):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.lengths = ()
 
     def forward(self, x):
@@ -260,11 +165,7 @@ class LastThreeLengths(Stateful):
         return self.lin(x) * (1 + max(self.lengths) / 100)
 
 
-class DeletesAnAttribute(Stateful):
-    def __init__(self):
-        super().__init__()
-        self.fresh = True
-
+class DeletesAnAttribute(Stateful, fresh=True):
     def forward(self, x):
         if hasattr(self, "fresh"):
             del self.fresh
@@ -281,11 +182,7 @@ class AddsAnAttribute(Stateful):
         return self.lin(x) + self.offset
 
 
-class ComputesByAProperty(Stateful):
-    def __init__(self):
-        super().__init__()
-        self._longest = 0
-
+class ComputesByAProperty(Stateful, _longest=0):
     @property
     def longest(self):
         return self._longest
@@ -302,8 +199,7 @@ class ComputesByAProperty(Stateful):
 class SetsAttributesItsOwnWay(Stateful):
     """Its attributes lie in a dict of their own."""
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.__dict__["own"] = {"longest": 0}
 
     def __setattr__(self, name, value):
@@ -320,46 +216,24 @@ class SetsAttributesItsOwnWay(Stateful):
         return self.lin(x) * (1 + self.longest / 48)
 
 
-class ReadsTheLargestValue(Stateful):
+class ReadsTheLargestValue(Stateful, largest=0.0):
     """A host read of values: no graph can hold it."""
-
-    def __init__(self):
-        super().__init__()
-        self.largest = 0.0
 
     def forward(self, x):
         self.largest = max(self.largest, x.abs().max().item())
         return self.lin(x) / self.largest
 
 
-class KeepsTheLargestValueOnly(Stateful):
-    def __init__(self):
-        super().__init__()
-        self.largest = 0.0
-
-    def forward(self, x):
-        self.largest = max(self.largest, float(x.abs().max()))
-        return self.lin(x)
-
-
-class KeepsADtype(Stateful):
-    def __init__(self):
-        super().__init__()
-        self.seen = None
-
+class KeepsADtype(Stateful, seen=None):
     def forward(self, x):
         new, self.seen = self.seen != x.dtype, x.dtype
         return self.lin(x) * (2 if new else 1)
 
 
-class KeepsASize(Stateful):
+class KeepsASize(Stateful, size=None):
     """Work that is redone where the size of the input changes, as attention masks are in many towers."""
 
     harmless = True
-
-    def __init__(self):
-        super().__init__()
-        self.size = None
 
     def forward(self, x):
         if self.size != x.shape:

@@ -7,8 +7,7 @@ from tests.state.base import Stateful
 
 
 class CountsInABuffer(Stateful):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.register_buffer("calls", torch.zeros(()))
 
     def forward(self, x):
@@ -17,8 +16,7 @@ class CountsInABuffer(Stateful):
 
 
 class CountsInABufferOnly(Stateful):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
 
     def forward(self, x):
@@ -26,19 +24,8 @@ class CountsInABufferOnly(Stateful):
         return self.lin(x)
 
 
-class CountsByReplacingABuffer(Stateful):
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("calls", torch.zeros(()))
-
-    def forward(self, x):
-        self.calls = self.calls + 1
-        return self.lin(x) * (1 + 1 / self.calls)
-
-
 class CountsRowsInABuffer(Stateful):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.register_buffer("rows", torch.zeros(()))
 
     def forward(self, x):
@@ -48,8 +35,7 @@ class CountsRowsInABuffer(Stateful):
 
 
 class CountsRowsInABufferOnly(Stateful):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.register_buffer("rows", torch.zeros(()))
 
     def forward(self, x):
@@ -58,8 +44,7 @@ class CountsRowsInABufferOnly(Stateful):
 
 
 class LongestInABuffer(Stateful):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.register_buffer("longest", torch.zeros(()))
 
     def forward(self, x):
@@ -72,8 +57,7 @@ class LongestItemInABuffer(Stateful):
 
     takes = "segments"
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.register_buffer("longest", torch.zeros((), dtype=torch.int32))
 
     def forward(self, x, cu_seqlens, max_seqlen):
@@ -84,8 +68,7 @@ class LongestItemInABuffer(Stateful):
 class MeanOfCallsBefore(Stateful):
     """Updated after its use, so that no row depends on another one of its call."""
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.register_buffer("mean", torch.zeros(8))
 
     def forward(self, x):
@@ -94,19 +77,8 @@ class MeanOfCallsBefore(Stateful):
         return y
 
 
-class MeanOfThisCallToo(Stateful):
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("mean", torch.zeros(8))
-
-    def forward(self, x):
-        self.mean.lerp_(x.mean(0), 0.5)
-        return self.lin(x) - self.mean
-
-
 class MeanOfCallsBeforeReplaced(Stateful):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.register_buffer("mean", torch.zeros(8))
 
     def forward(self, x):
@@ -116,8 +88,7 @@ class MeanOfCallsBeforeReplaced(Stateful):
 
 
 class MeanOfCallsBeforeInAnAttribute(Stateful):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.mean = torch.zeros(8)
 
     def forward(self, x):
@@ -127,8 +98,7 @@ class MeanOfCallsBeforeInAnAttribute(Stateful):
 
 
 class MeanByData(Stateful):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.register_buffer("mean", torch.zeros(8))
 
     def forward(self, x):
@@ -140,8 +110,7 @@ class MeanByData(Stateful):
 class FirstRowOfTheCallBefore(Stateful):
     """Padding comes after the first row, so a graph can follow it."""
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.register_buffer("last", torch.zeros(8))
 
     def forward(self, x):
@@ -150,20 +119,8 @@ class FirstRowOfTheCallBefore(Stateful):
         return y
 
 
-class PeakOfCallsBefore(Stateful):
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("peak", torch.ones(8))
-
-    def forward(self, x):
-        y = self.lin(x) / self.peak
-        self.peak = torch.maximum(self.peak, x.abs().amax(0))
-        return y
-
-
 class PeakInPlace(Stateful):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.register_buffer("peak", torch.ones(8))
 
     def forward(self, x):
@@ -172,27 +129,10 @@ class PeakInPlace(Stateful):
         return y
 
 
-class MomentsOfWelford(Stateful):
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("count", torch.zeros(()))
-        self.register_buffer("mean", torch.zeros(8))
-        self.register_buffer("squares", torch.ones(8))
-
-    def forward(self, x):
-        y = (self.lin(x) - self.mean) / (1 + self.squares / (1 + self.count)).sqrt()
-        change = x.mean(0) - self.mean
-        self.count += len(x)
-        self.mean += change * len(x) / self.count
-        self.squares += (x - self.mean).square().sum(0)
-        return y
-
-
 class BatchNormInTraining(Stateful):
     in_training = True
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.norm = nn.BatchNorm1d(8)
 
     def forward(self, x):
@@ -204,8 +144,7 @@ class BatchNormThatOnlyWatches(Stateful):
 
     in_training = True
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.norm = nn.BatchNorm1d(8)
 
     def forward(self, x):
@@ -216,8 +155,7 @@ class BatchNormThatOnlyWatches(Stateful):
 class BatchNormOfTheCallBefore(Stateful):
     in_training = True
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.norm = nn.BatchNorm1d(8)
 
     def forward(self, x):
@@ -229,8 +167,7 @@ class BatchNormOfTheCallBefore(Stateful):
 class BatchNormInEvaluation(Stateful):
     harmless = True
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.norm = nn.BatchNorm1d(8)
 
     def forward(self, x):
@@ -238,8 +175,7 @@ class BatchNormInEvaluation(Stateful):
 
 
 class MovingAverageOfWeights(Stateful):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.register_buffer("average", torch.zeros(8, 8))
 
     def forward(self, x):
@@ -248,8 +184,7 @@ class MovingAverageOfWeights(Stateful):
 
 
 class MemoryBankByANumber(Stateful):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.register_buffer("bank", torch.zeros(16, 8))
         self.at = 0
 
@@ -261,8 +196,7 @@ class MemoryBankByANumber(Stateful):
 
 
 class MemoryBankByABuffer(Stateful):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.register_buffer("bank", torch.zeros(16, 8))
         self.register_buffer("at", torch.zeros(1, dtype=torch.int64))
 
@@ -276,8 +210,7 @@ class MemoryBankByABuffer(Stateful):
 class QueueOfRows(Stateful):
     """As MoCo's queue: the rows of this call take the places of the oldest ones."""
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.register_buffer("queue", torch.zeros(300, 8))
 
     def forward(self, x):
@@ -286,60 +219,12 @@ class QueueOfRows(Stateful):
         return y
 
 
-class Codebook(Stateful):
-    """As vector quantisation in training: the codes follow the rows they are nearest to."""
-
-    in_training = True
-
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("codes", torch.randn(4, 8))
-        self.register_buffer("counts", torch.ones(4))
-
-    def forward(self, x):
-        nearest = torch.cdist(x, self.codes).argmin(1)
-        y = self.lin(x) + self.codes[nearest]
-        one_hot = nn.functional.one_hot(nearest, 4).to(x.dtype) if x.device.type != "cpu" else torch.eye(4)[nearest]
-        self.counts.mul_(0.9).add_(one_hot.sum(0), alpha=0.1)
-        self.codes.mul_(0.9).add_((one_hot.T @ x) / self.counts[:, None], alpha=0.1)
-        return y
-
-
-class RangeObserver(Stateful):
-    """As quantisation in training observes the range of its inputs."""
-
-    in_training = True
-
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("low", torch.tensor(torch.inf))
-        self.register_buffer("high", torch.tensor(-torch.inf))
-
-    def forward(self, x):
-        self.low.copy_(torch.minimum(self.low, x.amin()))
-        self.high.copy_(torch.maximum(self.high, x.amax()))
-        scale = (self.high - self.low) / 255
-        return self.lin((x / scale).round() * scale)
-
-
-class RangeOfCallsBefore(Stateful):
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("high", torch.ones(()))
-
-    def forward(self, x):
-        y = self.lin(x.clamp(-self.high, self.high))
-        self.high.copy_(torch.maximum(self.high, x.amax()))
-        return y
-
-
 class GrowingTable(Stateful):
     """As tables of rotary embeddings grow: a longer call makes the table anew, and it holds the same."""
 
     harmless = True
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.make(16)
 
     def make(self, rows):
@@ -352,12 +237,8 @@ class GrowingTable(Stateful):
         return self.lin(x) + self.table[:1]
 
 
-class GrowingTableOfPlaces(Stateful):
+class GrowingTableOfPlaces(Stateful, table=None):
     """Its rows are those of places in the call."""
-
-    def __init__(self):
-        super().__init__()
-        self.table = None
 
     def forward(self, x):
         if self.table is None or len(self.table) < len(x):
@@ -365,12 +246,8 @@ class GrowingTableOfPlaces(Stateful):
         return self.lin(x) * self.table[: len(x)]
 
 
-class TableOfTheLongestCall(Stateful):
+class TableOfTheLongestCall(Stateful, rows=0, table=None):
     """Its entries depend on the length that it was made for."""
-
-    def __init__(self):
-        super().__init__()
-        self.rows, self.table = 0, None
 
     def forward(self, x):
         if len(x) > self.rows:
@@ -380,8 +257,7 @@ class TableOfTheLongestCall(Stateful):
 
 
 class CacheOfKeys(Stateful):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.register_buffer("keys", torch.zeros(1, 8))
 
     def forward(self, x):
@@ -390,8 +266,7 @@ class CacheOfKeys(Stateful):
 
 
 class CacheOfKeysOfOneSize(Stateful):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.register_buffer("keys", torch.zeros(32, 8), persistent=False)
         self.filled = 0
 
@@ -403,8 +278,7 @@ class CacheOfKeysOfOneSize(Stateful):
 
 
 class StateOfARecurrence(Stateful):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.cell, self.state = nn.GRUCell(8, 8), None
 
     def forward(self, x):
@@ -413,55 +287,27 @@ class StateOfARecurrence(Stateful):
         return self.lin(x) + state
 
 
-class StateOfARecurrenceInPlace(Stateful):
-    def __init__(self):
-        super().__init__()
-        self.cell = nn.GRUCell(8, 8)
-        self.register_buffer("state", torch.zeros(1, 8))
-
-    def forward(self, x):
-        y = self.lin(x) + self.state
-        self.state.copy_(self.cell(x[:1], self.state))
-        return y
-
-
-class LastOutputKept(Stateful):
-    def __init__(self):
-        super().__init__()
-        self.last = None
-
+class LastOutputKept(Stateful, last=None):
     def forward(self, x):
         self.last = self.lin(x)
         return self.last * 1
 
 
-class LastOutputReturned(Stateful):
+class LastOutputReturned(Stateful, last=None):
     """The caller gets the very tensor that it keeps."""
-
-    def __init__(self):
-        super().__init__()
-        self.last = None
 
     def forward(self, x):
         self.last = self.lin(x)
         return self.last
 
 
-class LastInputKept(Stateful):
-    def __init__(self):
-        super().__init__()
-        self.last = None
-
+class LastInputKept(Stateful, last=None):
     def forward(self, x):
         self.last = x
         return self.lin(x)
 
 
-class LastInputUsed(Stateful):
-    def __init__(self):
-        super().__init__()
-        self.last = None
-
+class LastInputUsed(Stateful, last=None):
     def forward(self, x):
         y = self.lin(x) if self.last is None else self.lin(x) + self.last[0]
         self.last = x
@@ -471,8 +317,7 @@ class LastInputUsed(Stateful):
 class RemembersByIdentity(Stateful):
     """What the same tensor gave is given again."""
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.key = self.result = None
 
     def forward(self, x):
@@ -484,8 +329,7 @@ class RemembersByIdentity(Stateful):
 class RemembersByAddress(Stateful):
     opaque = True
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.results = {}
 
     def forward(self, x):
@@ -496,8 +340,7 @@ class RemembersByAddress(Stateful):
 
 
 class BufferThatIsAView(Stateful):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.register_buffer("all", torch.zeros(16))
         self.register_buffer("mean", self.all[:8])
 
@@ -512,8 +355,7 @@ class ViewOfAWeight(Stateful):
 
     harmless = True
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.row = self.lin.weight.detach()[0]
 
     def forward(self, x):
@@ -523,8 +365,7 @@ class ViewOfAWeight(Stateful):
 class BufferThatWasNone(Stateful):
     harmless = True
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.register_buffer("mean", None)
 
     def forward(self, x):
@@ -563,30 +404,17 @@ class ReplacesItsWeight(Stateful):
 class PlainWeight(Stateful):
     harmless = True
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.weight = torch.randn(8, 8)
 
     def forward(self, x):
         return self.lin(x) @ self.weight
 
 
-class PlainWeightThatDecays(Stateful):
-    def __init__(self):
-        super().__init__()
-        self.weight = torch.randn(8, 8)
-
-    def forward(self, x):
-        y = self.lin(x) @ self.weight
-        self.weight.mul_(0.9)
-        return y
-
-
 class SpectralNormInTraining(Stateful):
     in_training = True
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.layer = nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8))
 
     def forward(self, x):
@@ -596,8 +424,7 @@ class SpectralNormInTraining(Stateful):
 class OldSpectralNormInTraining(Stateful):
     in_training = True
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.layer = nn.utils.spectral_norm(nn.Linear(8, 8))
 
     def forward(self, x):
@@ -605,8 +432,7 @@ class OldSpectralNormInTraining(Stateful):
 
 
 class OldSpectralNorm(Stateful):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.layer = nn.utils.spectral_norm(nn.Linear(8, 8))
 
     def forward(self, x):
@@ -616,8 +442,7 @@ class OldSpectralNorm(Stateful):
 class WeightNorm(Stateful):
     harmless = True
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.layer = nn.utils.parametrizations.weight_norm(nn.Linear(8, 8))
 
     def forward(self, x):
@@ -625,8 +450,7 @@ class WeightNorm(Stateful):
 
 
 class TiedWeights(Stateful):
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.head = nn.Linear(8, 8)
         self.head.weight = self.lin.weight
         self.register_buffer("bias", torch.zeros(8))
@@ -643,8 +467,7 @@ class Sorted(Stateful):
 
     harmless = True
 
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.register_buffer("work", torch.zeros(8))
 
     def forward(self, x):
