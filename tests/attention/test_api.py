@@ -1,4 +1,4 @@
-"""Attention on the CPU: the references against a naive one, the schedule, and the public entry."""
+"""`varlen_attention` on the CPU: its references against a naive one, the schedule, and the public entry."""
 
 import re
 from functools import partial

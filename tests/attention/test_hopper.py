@@ -1,4 +1,4 @@
-"""The kernel for long segments on Hopper, as far as machines without such a GPU can tell: see tests/gpu/attention."""
+"""`attention.hopper`, for long segments, as far as machines without such a GPU can tell: see tests/gpu/attention."""
 
 import re
 

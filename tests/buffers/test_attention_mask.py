@@ -1,4 +1,4 @@
-"""Attention masks: compared with plain loops and against those of transformers, in whole models, and wrong ones."""
+"""`buffers.AttentionMask`: against plain loops and the masks of transformers, in whole models, and wrong ones."""
 
 import re
 

@@ -1,3 +1,5 @@
+"""Buffers that graphs compute from the item table, and `buffers.DeviceBuffer`, against plain loops and towers."""
+
 import copy
 import math
 import re

@@ -1,4 +1,4 @@
-"""Buffers computed on the host, for each call."""
+"""`buffers.HostBuffer`: computed on the host, for each call."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Biases by relative position: compared with plain loops and against modules of transformers, and over NaN."""
+"""`buffers.RelativePositionBias`: against plain loops and modules of transformers, and over NaN."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""Numbers and embeddings of positions that are looked up, against what numpy and the host compute."""
+"""`buffers.SinCos` and `Lookup`: embeddings and numbers of positions, against what numpy and the host compute."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Frames cut into windows: which token is where, where windows begin, and what they need of a budget."""
+"""`layouts.Windows` and `buffers.WindowIndex`: which token is where, where windows begin, and what a budget needs."""
 
 import re
 

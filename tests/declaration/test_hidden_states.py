@@ -1,4 +1,4 @@
-"""Hidden states as declared outputs: what asks for them is a static argument, and graphs return them."""
+"""`output_hidden_states`: what asks for hidden states is a static argument, and graphs return those declared."""
 
 import threading
 
@@ -9,7 +9,7 @@ from torch import nn
 import varlen_graphs as vg
 from tests.support.batches import images
 from tests.support.contract import check_padding_contract
-from tests.support.encoders import rows_for
+from tests.support.encoders import UNVERIFIED, rows_for
 from tests.support.hidden_states import (
     FIELDS,
     Layers,
@@ -131,7 +131,7 @@ def test_a_lazy_encoder_captures_them_when_calls_request_them_or_the_last_run_us
 
 
 def test_layers_count_towards_the_limit_of_sets():
-    encoder, rows = layers_encoder(), rows_for([6])
+    encoder, rows = layers_encoder(Layers(1), budgets=[64], verify=UNVERIFIED), rows_for([6])
     for layer in range(1, MOST_SETS + 1):
         encoder(rows, lengths=[6], output_hidden_states=layer)
     with pytest.warns(UserWarning, match="output_hidden_states=17, after 16 other values"):
@@ -205,7 +205,7 @@ def test_the_index_of_a_layer_is_a_static_argument():
 @pytest.mark.parametrize("family", TOWERS)
 def test_a_caller_like_llava_selects_a_layer(family, declared):
     tower = tower_of(family)
-    encoder = tower_encoder(tower, declared, backend="tape")
+    encoder = tower_encoder(tower, declared, budgets=[2, 8], backend="tape")
 
     def select(tower, pixel_values, **others):
         states = tower(pixel_values, output_hidden_states=True, **others).hidden_states
@@ -229,7 +229,7 @@ def test_layers_that_a_call_selects_are_a_static_argument():
     tower, x = tower_of(), images(3, 16)
     if len([state for state in tower(x, output_hidden_states=-2).hidden_states if state is not None]) > 1:
         pytest.skip("this transformers returns all layers or none")
-    encoder = tower_encoder(tower, backend="tape")
+    encoder = tower_encoder(tower, budgets=[4], backend="tape")
     for layers in (-2, 1, [0, -2], (0, -2)):
         output, expected = encoder(x, output_hidden_states=layers), tower(x, output_hidden_states=layers)
         assert [state is None for state in output.hidden_states] == [state is None for state in expected.hidden_states]
@@ -242,7 +242,7 @@ def test_layers_that_a_call_selects_are_a_static_argument():
 @pytest.mark.parametrize("family", TOWERS)
 def test_the_configuration_asks_unless_the_call_overrides_it(family, asks):
     tower, x = tower_of(family), images(3, 16)
-    encoder = tower_encoder(tower, backend="tape")
+    encoder = tower_encoder(tower, budgets=[4], backend="tape")
     for setting in (asks, not asks, asks):
         tower.config.output_hidden_states = setting
         for call in CALLS:
@@ -256,7 +256,7 @@ def test_the_configuration_asks_unless_the_call_overrides_it(family, asks):
 def test_the_configuration_is_asked_for_a_function_too():
     model, forward = bert()
     ids, mask = texts([5, 9])
-    encoder = bert_encoder(model, forward, backend="tape")
+    encoder = bert_encoder(model, forward, [vg.budgets.Budget.padded(2, 16)], backend="tape")
     assert "hidden_states" not in encoder(ids, attention_mask=mask)
     model.config.output_hidden_states = True
     assert len(encoder(ids, attention_mask=mask).hidden_states) == 4
@@ -273,7 +273,8 @@ def test_the_configuration_is_asked_for_a_function_too():
 
 def test_a_padded_text_encoder_returns_the_layers_of_real_rows():
     model, forward = bert()
-    encoder = bert_encoder(model, forward, backend="tape").capture(**ASKS)
+    budgets = [vg.budgets.Budget.padded(items, length) for items in (2, 4) for length in (32, 64)]
+    encoder = bert_encoder(model, forward, budgets, backend="tape").capture(**ASKS)
     for lengths in ([64, 64, 64, 64], [1], [17, 60, 5], [33, 2]):
         ids, mask = texts(lengths)
         encoder.poison()
@@ -338,7 +339,7 @@ class Caching(nn.Module):
 @pytest.mark.parametrize("family", TOWERS)
 def test_a_capture_leaves_modules_that_record_each_layer_once(family, wrap):
     tower, x = tower_of(family), images(3, 16)
-    encoder = tower_encoder(wrap(tower).eval(), backend="tape")
+    encoder = tower_encoder(wrap(tower).eval(), budgets=[4], backend="tape")
     assert len(encoder(x, **ASKS).hidden_states) == len(tower(x, **ASKS).hidden_states) == 4
     encoder(x)
     encoder.check()
@@ -370,7 +371,7 @@ def test_threads_that_ask_transformers_5_for_hidden_states_disturb_no_capture():
     thread.start()
     try:
         for seed in range(3):
-            output = tower_encoder(tower, backend="tape")(images(5, 16, seed), **ASKS)
+            output = tower_encoder(tower, budgets=[8], backend="tape")(images(5, 16, seed), **ASKS)
             assert distance(output, tower(images(5, 16, seed), **ASKS)) < 1e-5
     finally:
         done.set()

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import varlen_graphs as vg
-from tests.support.encoders import encoder_of, rows_for
+from tests.support.encoders import UNVERIFIED, encoder_of, rows_for
 from tests.support.towers import distance
 from varlen_graphs.declaration.static_args import ChangeableError, json_static_args, static_key
 from varlen_graphs.graphs.store import MOST_SETS, TOO_MANY_SETS
@@ -197,8 +197,13 @@ def test_a_list_like_the_default_is_the_default_and_another_is_refused():
             encoder(rows, lengths=[6], by=other)
 
 
+def unverified(**options):
+    """An encoder whose many captures take little time."""
+    return encoder_of(Scaling(), budgets=[64], verify=UNVERIFIED, **options)
+
+
 def test_ever_new_values_are_captured_up_to_a_limit_and_run_eager_beyond():
-    encoder, rows = encoder_of(Scaling()), rows_for([6])
+    encoder, rows = unverified(), rows_for([6])
     for by in range(MOST_SETS):
         encoder(rows, lengths=[6], by=0.5 + by)
     with pytest.warns(
@@ -221,7 +226,7 @@ def test_ever_new_values_are_captured_up_to_a_limit_and_run_eager_beyond():
 
 
 def test_items_that_no_budget_holds_are_an_error_beyond_the_limit_too():
-    encoder = encoder_of(Scaling(), on_miss="error")
+    encoder = unverified(on_miss="error")
     for by in range(MOST_SETS):
         encoder(rows_for([6]), lengths=[6], by=by)
     with pytest.raises(vg.errors.BudgetError):
@@ -229,7 +234,7 @@ def test_items_that_no_budget_holds_are_an_error_beyond_the_limit_too():
 
 
 def test_requests_for_ever_new_values_are_bounded():
-    encoder, rows = encoder_of(Scaling(), capture=vg.options.Capture(lazy=True)), rows_for([6])
+    encoder, rows = unverified(capture=vg.options.Capture(lazy=True)), rows_for([6])
     for _ in range(3):
         encoder(rows, lengths=[6], by=7)
     for by in range(8, 300):

@@ -1,4 +1,4 @@
-"""Tensors beside the rows: an entry a row, an entry an item, or one shape in all calls."""
+"""`inputs.PerRow`, `PerItem` and `PerCall`: an entry a row, an entry an item, or one shape in all calls."""
 
 import dataclasses
 import math

@@ -1,4 +1,4 @@
-"""Bytes in, normalised inside the graph."""
+"""`inputs.Normalize`: bytes come in, and are normalised inside the graph."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Images that come as bytes and are cut into patches inside the graph."""
+"""`inputs.Patches`: images come as bytes, and are cut into patches inside the graph."""
 
 import re
 from pathlib import Path
@@ -80,11 +80,11 @@ def test_decoded_images_are_resized_as_the_processor_does():
     from skimage import data
 
     tower, own = qwen3_vl_tower(), processor()
-    photographs = [data.astronaut()[:166, :100], data.coffee()[:49, :205], data.cat()[:50, :64]]
+    photographs = [data.astronaut()[:66, :44], data.coffee()[:25, :101], data.cat()[:26, :32]]
     floats = own([Image.fromarray(photograph) for photograph in photographs], return_tensors="pt")
     with torch.no_grad():
         expected = tower(floats["pixel_values"], grid_thw=floats["image_grid_thw"])
-    encoder = vg.recipes.qwen3_vl(tower, [2048], backend="tape", normalize=vg.inputs.Patches.of(own))
+    encoder = vg.recipes.qwen3_vl(tower, [512], backend="tape", normalize=vg.inputs.Patches.of(own))
     first, second, third = photographs
     images = [Image.fromarray(first), second, torch.from_numpy(third).permute(2, 0, 1)]
     assert distance(encoder.from_images(images), expected) < 1e-5

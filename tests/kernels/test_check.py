@@ -1,14 +1,10 @@
-"""The check of layouts that only the GPU has seen: the reference against the host's own checks, the kernel against it."""
-
-import os
-import subprocess
-import sys
+"""`check_items`, for layouts that only the GPU has seen: the reference against the host's checks, the kernel against it."""
 
 import torch
 from hypothesis import given, settings
 
 import varlen_graphs as vg
-from tests.support.item_checks import cases, run_check
+from tests.support.item_checks import cases, compare_kernel_and_reference, run_check
 from varlen_graphs.kernels.check import reference
 from varlen_graphs.kernels.check.op import check_items
 from varlen_graphs.kernels.check.reference import LONGEST, MERGE, RATIO, ROWS, SEGMENTS, SIZE
@@ -81,6 +77,4 @@ def test_a_veil_that_hides_nothing_changes_no_bit():
 
 
 def test_the_kernel_equals_the_reference():
-    """In Triton's interpreter, which must be chosen before the kernel is imported."""
-    code = "import tests.support.item_checks as t; t.compare_kernel_and_reference('cpu')"
-    subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"TRITON_INTERPRET": "1"})
+    compare_kernel_and_reference("cuda" if torch.cuda.is_available() else "cpu")

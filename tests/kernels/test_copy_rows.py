@@ -1,12 +1,8 @@
-"""The copy of rows from an address: the reference, and the kernel in Triton's interpreter."""
-
-import os
-import subprocess
-import sys
+"""`copy_rows`, from an address: the reference, and the kernel in Triton's interpreter, or on a GPU where there is one."""
 
 import torch
 
-from tests.support.row_copies import check_reference
+from tests.support.row_copies import check_kernel, check_reference
 from varlen_graphs.kernels.copy_rows.op import copy_rows
 
 
@@ -14,10 +10,11 @@ def test_the_reference_copies_the_rows_and_clears_padding():
     check_reference()
 
 
-def test_the_kernel_copies_the_rows_and_clears_padding():
-    """In Triton's interpreter, which must be chosen before the kernel is imported."""
-    code = "import tests.support.row_copies as t; t.check_kernel('cpu')"
-    subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"TRITON_INTERPRET": "1"})
+def test_the_kernel_copies_the_rows_and_clears_padding(monkeypatch):
+    from varlen_graphs.kernels.copy_rows import triton
+
+    monkeypatch.setattr(triton, "MOST_PROGRAMS", 4)  # each of which then writes several blocks of some thousand rows
+    check_kernel("cuda" if torch.cuda.is_available() else "cpu", most=5000)
 
 
 def test_the_operator_is_sound_for_the_compiler():

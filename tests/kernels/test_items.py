@@ -132,17 +132,16 @@ def test_interpolation_taps(case, mode, align_corners, merge, side):
     assert all(map(torch.equal, got, expected))
 
 
-@pytest.mark.parametrize("align_corners", [False, True])
 @pytest.mark.parametrize(
-    ("mode", "dtype", "accum_dtype", "added", "merge", "side", "dim"),
+    ("mode", "dtype", "accum_dtype", "added", "merge", "side", "dim", "align_corners"),
     [
-        ("bilinear", torch.float32, torch.float32, True, 2, 5, 130),
-        ("bilinear", torch.float16, torch.float32, True, 1, 1, 5),
-        ("bilinear", torch.float16, torch.float16, False, 2, 7, 72),
-        ("bilinear", torch.float64, torch.float64, True, 1, 2, 5),
-        ("bicubic", torch.float32, torch.float32, False, 1, 5, 5),
-        ("bicubic", torch.float16, torch.float32, True, 2, 2, 72),
-        ("bicubic", torch.float16, torch.float16, True, 1, 7, 5),
+        ("bilinear", torch.float32, torch.float32, True, 2, 5, 130, False),
+        ("bilinear", torch.float16, torch.float32, True, 1, 1, 5, True),
+        ("bilinear", torch.float16, torch.float16, False, 2, 7, 72, True),
+        ("bilinear", torch.float64, torch.float64, True, 1, 2, 5, False),
+        ("bicubic", torch.float32, torch.float32, False, 1, 5, 5, True),
+        ("bicubic", torch.float16, torch.float32, True, 2, 2, 72, False),
+        ("bicubic", torch.float16, torch.float16, True, 1, 7, 5, True),
     ],
     ids=str,
 )
@@ -157,13 +156,14 @@ def test_interpolation(mode, dtype, accum_dtype, added, merge, side, dim, align_
     assert torch.equal(got, expected)
 
 
-@pytest.mark.parametrize("added", [False, True])
-@pytest.mark.parametrize("merge", [1, 2])
-@pytest.mark.parametrize(("dtype", "accum_dtype", "side", "dim"), [
-    (torch.float32, torch.float32, 5, 130),
-    (torch.float32, torch.float32, 1, 5),
-    (torch.float16, torch.float32, 7, 72),
-    (torch.float64, torch.float64, 3, 5),
+@pytest.mark.parametrize(("dtype", "accum_dtype", "side", "dim", "merge", "added"), [
+    (torch.float32, torch.float32, 5, 130, 1, True),
+    (torch.float32, torch.float32, 5, 130, 2, False),
+    (torch.float32, torch.float32, 1, 5, 2, True),
+    (torch.float16, torch.float32, 7, 72, 1, False),
+    (torch.float16, torch.float32, 7, 72, 2, True),
+    (torch.float64, torch.float64, 3, 5, 1, True),
+    (torch.float64, torch.float64, 3, 5, 2, False),
 ])  # fmt: skip
 def test_antialiased_interpolation(dtype, accum_dtype, side, dim, merge, added):
     table = torch.tensor([[1, 2, 4], [2, 2, 2], [1, 10, 2], [0, 0, 0]], device=DEVICE)

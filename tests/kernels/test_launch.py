@@ -1,4 +1,4 @@
-"""Launches where Triton cannot build what launches a kernel."""
+"""`kernels.launch`, where Triton cannot build what launches a kernel."""
 
 from subprocess import CalledProcessError
 

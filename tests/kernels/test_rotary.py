@@ -1,4 +1,4 @@
-"""The rotation of queries and keys: the reference, the operator, and the kernel in Triton's interpreter."""
+"""`kernels.apply_rotary`: the reference, the operator, and the kernel in Triton's interpreter."""
 
 import re
 

@@ -1,3 +1,5 @@
+"""`GridTHW`, `GridHW` and `Lengths`: which items calls describe, and what is refused."""
+
 import re
 
 import numpy

@@ -1,4 +1,4 @@
-"""Items that are plain grids, items that belong together, and queries that attend to each of these."""
+"""`layouts.NestedColumn`: items that belong together, and queries that attend to each, or to each group."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Rows that the module puts before those of each item: class tokens and registers."""
+"""`prefix=` of layouts: rows that the module puts before those of each item, as class tokens and registers."""
 
 from itertools import accumulate, chain
 

@@ -1,4 +1,4 @@
-"""Padded batches whose rows become fewer or more on their way: convolutional front ends, pooling, upsampling."""
+"""`outputs.Entries` of padded batches: rows become fewer or more in convolutions, pooling and upsampling."""
 
 import pickle
 

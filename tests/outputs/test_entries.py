@@ -1,4 +1,4 @@
-"""Outputs whose entries follow from the rows of each item, and columns that follow from all items of a call."""
+"""`outputs.Entries`, which follow from the rows of each item, and columns that follow from all items of a call."""
 
 import re
 
@@ -19,13 +19,19 @@ def test_the_padding_contract_holds():
     check_padding_contract(thirds_encoder(), expected_thirds, thirds_rows, "lengths", layouts, 1e-5)
 
 
+@pytest.fixture(scope="module")
+def shared():
+    """Captured once, for all examples of a property."""
+    return thirds_encoder()
+
+
 @settings(max_examples=30)
 @given(st.lists(st.integers(1, 140), min_size=1, max_size=12), st.integers(0, 3))
-def test_any_call_has_the_entries_of_its_items_however_it_is_split(lengths, seed):
+def test_any_call_has_the_entries_of_its_items_however_it_is_split(shared, lengths, seed):
     """The longest item of the call counts, not that of a replay."""
-    rows, encoder = thirds_rows(lengths, seed), thirds_encoder()
+    rows = thirds_rows(lengths, seed)
     expected = expected_thirds(rows, lengths)
-    for run in (encoder, encoder.eager):
+    for run in (shared, shared.eager):
         assert distance(run(rows, lengths=lengths), expected) < 1e-5
 
 

@@ -1,3 +1,5 @@
+"""`outputs.Rows`, `Items` and `Fields`: what outputs may be, and how they are declared."""
+
 import gc
 import re
 import weakref

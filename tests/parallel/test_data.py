@@ -1,4 +1,4 @@
-"""Data parallel: the assignment in this process, everything else in groups of processes over gloo."""
+"""`parallel.DataParallelEncoder`: the assignment in this process, everything else in groups of processes over gloo."""
 
 import itertools
 import math
@@ -11,22 +11,22 @@ from hypothesis import strategies as st
 import varlen_graphs as vg
 from tests.support.encoders import attention_encoder
 from tests.support.parallel_scenarios import SCENARIOS
-from tests.support.ranks import check_scenario, groups_of
+from tests.support.ranks import check_scenario, run_groups
 from varlen_graphs.parallel.assign import Weights, assign
 from varlen_graphs.routing.costs import Costs
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    return groups_of("tests.support.parallel_scenarios", tmp_path_factory)
+    return run_groups("tests.support.parallel_scenarios", SCENARIOS, tmp_path_factory.mktemp("groups"))
 
 
 @pytest.mark.parametrize(
-    ("ranks", "scenario"),
-    [(ranks, scenario.__name__) for ranks, scenarios in SCENARIOS.items() for scenario in scenarios],
+    ("group", "scenario"),
+    [(group, scenario.__name__) for group, (_, scenarios) in SCENARIOS.items() for scenario in scenarios],
 )
-def test_a_group_of_processes(results, ranks, scenario):
-    check_scenario(results(ranks), scenario)
+def test_a_group_of_processes(results, group, scenario):
+    check_scenario(results[group], scenario)
 
 
 costs_of_tasks = st.lists(st.integers(1, 1000), max_size=30)

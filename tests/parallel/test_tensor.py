@@ -1,4 +1,4 @@
-"""Tensor parallel: groups of processes over gloo, and what one process can show."""
+"""`parallel.TensorParallelEncoder`: groups of processes over gloo, and what one process can show."""
 
 import math
 import re
@@ -10,8 +10,8 @@ from torch import nn
 
 import varlen_graphs as vg
 from tests.support.encoders import attention_encoder
-from tests.support.ranks import check_scenario, groups_of, run_group
-from tests.support.tensor_scenarios import HANGS, SCENARIOS
+from tests.support.ranks import check_scenario, run_groups
+from tests.support.tensor_scenarios import SCENARIOS
 from varlen_graphs.capture.collectives import DryRun
 from varlen_graphs.parallel.deadline import Deadline
 from varlen_graphs.parallel.ranks import Ranks
@@ -19,20 +19,15 @@ from varlen_graphs.parallel.ranks import Ranks
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    return groups_of("tests.support.tensor_scenarios", tmp_path_factory)
+    return run_groups("tests.support.tensor_scenarios", SCENARIOS, tmp_path_factory.mktemp("groups"))
 
 
 @pytest.mark.parametrize(
-    ("ranks", "scenario"),
-    [(ranks, scenario.__name__) for ranks, scenarios in SCENARIOS.items() for scenario in scenarios],
+    ("group", "scenario"),
+    [(group, scenario.__name__) for group, (_, scenarios) in SCENARIOS.items() for scenario in scenarios],
 )
-def test_a_group_of_processes(results, ranks, scenario):
-    check_scenario(results(ranks), scenario)
-
-
-def test_a_rank_that_hangs_is_waited_for_until_the_timeout(tmp_path):
-    results = run_group("tests.support.tensor_scenarios", 2, tmp_path, forks=True, HANGS="1")
-    assert [own.get(HANGS[0].__name__, "was not run, or did not end") for own in results] == ["", ""]
+def test_a_group_of_processes(results, group, scenario):
+    check_scenario(results[group], scenario)
 
 
 @pytest.fixture

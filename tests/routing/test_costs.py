@@ -1,4 +1,4 @@
-"""Costs: which budgets are worth using, what a split costs at least, and when a call is faster without graphs."""
+"""`routing.Costs`: which budgets are worth using, what a split costs at least, and when graphs are slower than none."""
 
 import pytest
 import torch

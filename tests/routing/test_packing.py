@@ -1,3 +1,5 @@
+"""`routing.packing`: which items of a call share a replay."""
+
 import time
 from functools import reduce
 

@@ -1,15 +1,13 @@
-"""Compiles kernels for a GPU that is not there: `python -m tests.support.compiling NAME`, without Triton's interpreter.
+"""Compiles kernels for a GPU that is not there: `python -m tests.support.compiling`, without Triton's interpreter.
 
 The interpreter runs kernels as Python, which forgives what the compiler refuses. Triton compiles for any GPU on any
 machine, down to machine code; only the launch is left out.
 """
 
-import sys
 from contextlib import suppress
 from types import SimpleNamespace
 
 import torch
-import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
@@ -128,7 +126,7 @@ def compile_in_threads():
             loads()
 
 
-def main(name):
+def main():
     run = JITFunction.run
 
     def compile_only(kernel, *args, warmup, **options):
@@ -137,9 +135,13 @@ def main(name):
 
     driver.set_active(Hopper())
     JITFunction.run = compile_only
-    {"attention": compile_attention, "others": compile_others, "threads": compile_in_threads}[name]()
-    print(triton.__version__, *sorted(KERNELS))
+    for name, compiles in {
+        "in threads": compile_in_threads, "attention": compile_attention, "others": compile_others,
+    }.items():  # fmt: skip
+        KERNELS.clear()
+        compiles()
+        print(f"{name}: {' '.join(KERNELS)}")
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

@@ -61,10 +61,10 @@ def tower_of(family="CLIPVision", device="cpu"):
     return getattr(transformers, f"{family}Model")(config).to(device).eval().requires_grad_(False)
 
 
-def tower_encoder(tower, outputs=None, **options):
+def tower_encoder(tower, outputs=None, budgets=(1, 2, 4, 8), **options):
     declared = vg.outputs.Fields(**FIELDS, pooler_output=vg.outputs.Items()) if outputs is None else outputs
     spec = vg.BufferSpec("pixel_values", vg.Batch(), outputs=declared)
-    return vg.GraphedEncoder(tower, [1, 2, 4, 8], spec, **options)
+    return vg.GraphedEncoder(tower, list(budgets), spec, **options)
 
 
 def forward_bert(model, input_ids, mask, output_hidden_states=None):
@@ -82,14 +82,14 @@ def bert(device="cpu"):
     return model, forward_bert
 
 
-def bert_encoder(model, forward, **options):
+def bert_encoder(model, forward, budgets=None, **options):
     spec = vg.BufferSpec(
         rows=vg.inputs.Rows("input_ids", shape=(), dtype=torch.int64),
         layout=vg.Mask("attention_mask"),
         buffers=[vg.buffers.AttentionMask("mask")],
         outputs=vg.outputs.Fields(**FIELDS, pooler_output=vg.outputs.Items()),
     )
-    budgets = vg.budgets.PaddedLadder(batch=4, length=64)
+    budgets = vg.budgets.PaddedLadder(batch=4, length=64) if budgets is None else budgets
     return vg.GraphedEncoder(model, budgets, spec, forward=forward, **options)
 
 

@@ -22,45 +22,46 @@ TIMEOUT = datetime.timedelta(seconds=30)
 """Time that ranks wait for each other."""
 
 
-def run_group(module, ranks, folder, forks=False, **environment):
-    """Run a module in so many processes at once, and return the errors of its scenarios by rank.
+def run_group(module, ranks, folder, **environment):
+    """Run a module in so many processes at once, one for each GPU, and return the errors of its scenarios by rank.
 
-    A scenario that passes has an empty string. After one that fails no other is run. If it `forks`, one process imports
-    the module for all of them, which those on GPUs must not share.
+    A scenario that passes has an empty string. After one that fails no other is run.
     """
+    _run(module, folder, [{"WORLD_SIZE": str(ranks), "RANK": str(rank)} | environment for rank in range(ranks)])
+    return _results(folder, ranks)
+
+
+def run_groups(module, groups, folder):
+    """Run a module that calls `fork_groups` with these groups, and return the errors of each by rank."""
+    _run(module, folder, [{}])
+    return {name: _results(folder / name, ranks) for name, (ranks, _) in groups.items()}
+
+
+def _run(module, folder, environments):
     paths = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
-    common = os.environ | {"PYTHONPATH": paths, "WORLD_SIZE": str(ranks), "FOLDER": str(folder)} | environment
+    common = os.environ | {"PYTHONPATH": paths, "FOLDER": str(folder)}
     processes = [
         subprocess.Popen(
             [sys.executable, "-m", module],
             cwd=ROOT,
-            env=common if forks else common | {"RANK": str(rank)},
-            stdout=(folder / f"{rank}.log").open("w"),
+            env=common | environment,
+            stdout=(folder / f"{index}.log").open("w"),
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        for rank in range(1 if forks else ranks)
+        for index, environment in enumerate(environments)
     ]
     for process in processes:
         try:
-            process.wait(timeout=300)
+            process.wait(timeout=400)
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
+
+
+def _results(folder, ranks):
     results = [folder / f"{rank}.json" for rank in range(ranks)]
     return [json.loads(path.read_text()) if path.exists() else {} for path in results]
-
-
-def groups_of(module, tmp_path_factory):
-    """Return a function that gives the errors of a group by its number of ranks: each group runs once, for all tests."""
-    started = {}
-
-    def results_of(ranks):
-        if ranks not in started:
-            started[ranks] = run_group(module, ranks, tmp_path_factory.mktemp(f"ranks{ranks}"), forks=True)
-        return started[ranks]
-
-    return results_of
 
 
 def check_scenario(results, scenario):
@@ -71,30 +72,36 @@ def check_scenario(results, scenario):
     assert came == [""] * len(came), "\n".join(came)
 
 
-def fork(ranks, folder):
-    """Become one of so many processes, and return its rank; the first process ends with the last of them.
+def fork_groups(groups):
+    """Run groups of so many ranks and their scenarios over gloo one after the other, in forks of this process.
 
     What most scenarios import later, they share.
     """
     for module in ("torch._dynamo", "transformers.models.qwen3_vl.modeling_qwen3_vl"):
         importlib.import_module(module)
-    children = []
-    for rank in range(ranks):
-        if not (child := os.fork()):
-            log = os.open(folder / f"{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-            for stream in (sys.stdout, sys.stderr):
-                os.dup2(log, stream.fileno())
-            return rank
-        children.append(child)
-    for child in children:
-        os.waitpid(child, 0)
-    os._exit(0)
+    for name, (ranks, scenarios) in groups.items():
+        folder = Path(os.environ["FOLDER"], name)
+        folder.mkdir()
+        children = []
+        for rank in range(ranks):
+            if not (child := os.fork()):
+                log = os.open(folder / f"{rank}.log", os.O_WRONLY | os.O_CREAT)
+                for stream in (sys.stdout, sys.stderr):
+                    os.dup2(log, stream.fileno())
+                run_as_rank(rank, ranks, folder, scenarios, "gloo")
+            children.append(child)
+        for child in children:
+            os.waitpid(child, 0)
 
 
 def run_scenarios(scenarios, backend):
     """Run functions of `(rank, ranks)` as one of the processes of `run_group`."""
-    ranks, folder = int(os.environ["WORLD_SIZE"]), Path(os.environ["FOLDER"])
-    rank = int(os.environ["RANK"]) if "RANK" in os.environ else fork(ranks, folder)
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    run_as_rank(rank, ranks, Path(os.environ["FOLDER"]), scenarios, backend)
+
+
+def run_as_rank(rank, ranks, folder, scenarios, backend):
+    """Run scenarios as one rank of a group, and end the process."""
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
     dist.init_process_group(backend, f"file://{folder}/store", rank=rank, world_size=ranks, timeout=TIMEOUT)

@@ -1,4 +1,4 @@
-"""Plans: the cheapest budgets for a trace, against every other choice."""
+"""`traffic.plan`: the cheapest budgets for a trace, against every other choice."""
 
 import itertools
 import math
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import varlen_graphs as vg
 from benchmarks.traces import rows_of, trace
-from tests.support.encoders import attention_encoder, attention_spec
+from tests.support.encoders import UNVERIFIED, attention_encoder, attention_spec
 from tests.support.towers import distance, pixels, qwen2_tower
 from varlen_graphs.budgets.ladder import row_count_for
 from varlen_graphs.budgets.memory_size import SCRATCH
@@ -311,22 +311,21 @@ def test_windows_and_items_on_the_gpu_are_planned_for(seen):
     dice = random.Random(0)
 
     def item():
-        return dice.randint(1, 3), 2 * dice.randint(1, 7), 2 * dice.randint(1, 7)
+        return dice.randint(1, 3), 2 * dice.randint(1, 4), 2 * dice.randint(1, 4)
 
     calls = [[item() for _ in range(dice.randint(1, 4))] for _ in range(12)]
 
     def make(budgets):
-        return vg.recipes.qwen2_5_vl(
-            tower, budgets, backend="tape", layouts=vg.options.GpuLayouts(min_segment_rows=4, simulated=True)
-        )
+        layouts = vg.options.GpuLayouts(min_segment_rows=4, simulated=True)
+        return vg.recipes.qwen2_5_vl(tower, budgets, backend="tape", layouts=layouts, verify=UNVERIFIED)
 
     def run(encoder, grid):
         return encoder(pixels(grid), grid_thw=grid if seen else torch.tensor(grid))
 
-    wide = make(vg.budgets.Budget(2048, items=16, segments=600))
+    wide = make(vg.budgets.Budget(768, items=16, segments=192))
     with wide.record() as made:
         expected = [run(wide, grid) for grid in calls]
-    plan = vg.traffic.plan(made, max_graphs=4)
+    plan = vg.traffic.plan(made, max_graphs=2)
     encoder = make(plan)
     with encoder.record() as again:
         assert max(distance(run(encoder, grid), output) for grid, output in zip(calls, expected, strict=True)) < 1e-5

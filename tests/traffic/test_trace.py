@@ -1,4 +1,4 @@
-"""Traces: what is counted of calls, and what is written."""
+"""`traffic.Trace`: what is counted of calls, and what is written."""
 
 import json
 import re
