@@ -1,4 +1,9 @@
+"""`varlen_graphs.demo`: the command that compares a tower with its graphs, its report and its pictures."""
+
+import io
 import json
+from contextlib import redirect_stdout
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -13,15 +18,17 @@ from varlen_graphs.demo.inputs import Sample, load_samples, make_samples
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """The demo, run once through the real processors."""
-    folder = tmp_path_factory.mktemp("demo")
-    status = main(["demo", "--device", "cpu", "--json", str(folder / "a.json"), "--save-inputs", str(folder / "a.pt")])
-    return status, json.loads((folder / "a.json").read_text()), folder / "a.pt"
+    """What the demo writes and prints, run once through the real processors."""
+    folder, printed = tmp_path_factory.mktemp("demo"), io.StringIO()
+    files = ["--json", str(folder / "a.json"), "--save-inputs", str(folder / "a.pt")]
+    files += ["--picture", str(folder / "a.png")] if find_spec("matplotlib") else []
+    with redirect_stdout(printed):
+        assert main(["demo", "--device", "cpu", *files]) == 0
+    return json.loads((folder / "a.json").read_text()), folder / "a.pt", folder / "a.png", printed.getvalue()
 
 
 def test_the_demo_agrees_and_reports_every_call(saved):
-    status, report, _ = saved
-    assert status == 0
+    report = saved[0]
     assert report["agree"]
     assert len(report["calls"]) == 7
     assert all(call["error"] <= 1e-5 and call["budget"] >= call["rows"] for call in report["calls"])
@@ -29,7 +36,7 @@ def test_the_demo_agrees_and_reports_every_call(saved):
 
 
 def test_the_demo_runs_from_preprocessed_inputs(saved, tmp_path, capsys):
-    _, report, inputs = saved
+    report, inputs, *_ = saved
     samples = load_samples(inputs)
     assert [sample.pixel_values.shape[0] for sample in samples] == [call["rows"] for call in report["calls"]]
     few = tmp_path / "few.pt"
@@ -40,12 +47,11 @@ def test_the_demo_runs_from_preprocessed_inputs(saved, tmp_path, capsys):
     assert printed.strip().splitlines()[-1].startswith("all calls agree with eager: relative L2 at most")
 
 
-def test_the_demo_draws_its_errors(saved, tmp_path, capsys):
-    figure, few = pytest.importorskip("varlen_graphs.demo.figure", exc_type=ImportError), tmp_path / "few.pt"
-    run.save_samples(load_samples(saved[2])[:2], few)
-    assert main(["demo", "--device", "cpu", "--inputs", str(few), "--picture", str(tmp_path / "a.png")]) == 0
-    assert "drawn in" in capsys.readouterr().out
-    assert coloured(tmp_path / "a.png", figure.GRAPHED) > 10_000
+def test_the_demo_draws_its_errors(saved):
+    figure = pytest.importorskip("varlen_graphs.demo.figure", exc_type=ImportError)
+    _, _, picture, printed = saved
+    assert f"drawn in {picture}" in printed
+    assert coloured(picture, figure.GRAPHED) > 10_000
 
 
 def test_the_picture_on_a_gpu_compares_times(tmp_path):
@@ -64,7 +70,7 @@ def coloured(path, colour):
 
 def test_the_demo_fails_when_calls_disagree(saved, tmp_path, monkeypatch, capsys):
     few = tmp_path / "few.pt"
-    run.save_samples(load_samples(saved[2])[:1], few)
+    run.save_samples(load_samples(saved[1])[:1], few)
     monkeypatch.setattr(run, "EXACT", 0.0)
     assert main(["demo", "--device", "cpu", "--inputs", str(few)]) == 1
     assert "NOT all calls agree" in capsys.readouterr().out
@@ -72,7 +78,7 @@ def test_the_demo_fails_when_calls_disagree(saved, tmp_path, monkeypatch, capsys
 
 def test_the_demo_fails_when_nothing_was_replayed(saved, tmp_path, monkeypatch, capsys):
     few, none = tmp_path / "few.pt", tmp_path / "none.pt"
-    run.save_samples(load_samples(saved[2])[:1], few)
+    run.save_samples(load_samples(saved[1])[:1], few)
     run.save_samples([], none)
     assert main(["demo", "--device", "cpu", "--inputs", str(none)]) == 1
     assert "holds no samples" in capsys.readouterr().out

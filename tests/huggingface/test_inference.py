@@ -126,16 +126,22 @@ def test_objects_that_raise_at_any_access_do_no_harm_in_the_globals_of_a_tower(m
 
 
 CALLS = {
-    "texts": (vg.recipes.packed_text, lambda: text_model("bert"), {"input_ids": torch.arange(1, 13).view(2, 6)}),
-    "clips": (vg.recipes.speech, lambda: speech_model("wav2vec2 large"), {"input_values": torch.ones(2, 800)}),
-}
+    "texts": (
+        vg.recipes.packed_text, lambda: text_model("bert"), vg.budgets.Budget(64, items=4),
+        {"input_ids": torch.arange(1, 13).view(2, 6)},
+    ),
+    "clips": (
+        vg.recipes.speech, lambda: speech_model("wav2vec2 large"), vg.budgets.Budget.padded(2, 800),
+        {"input_values": torch.ones(2, 800)},
+    ),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(("recipe", "make", "call"), CALLS.values(), ids=CALLS)
-def test_the_declared_forward_runs_the_towers_own_where_an_encoder_is_in_its_place(recipe, make, call):
+@pytest.mark.parametrize(("recipe", "make", "budget", "call"), CALLS.values(), ids=CALLS)
+def test_the_declared_forward_runs_the_towers_own_where_an_encoder_is_in_its_place(recipe, make, budget, call):
     model = make()
     expected = model(**call).last_hidden_state
-    model.forward = recipe(model, backend="tape").forward
+    model.forward = recipe(model, [budget], backend="tape").forward
     encoder = model.forward.__self__
     for _ in range(2):
         assert distance(model(**call).last_hidden_state, expected) < 1e-5

@@ -10,7 +10,7 @@ import varlen_graphs as vg
 from tests.support.minicpm_model import MiniCPMV, prompts
 from tests.support.towers import distance
 
-BUDGETS = [vg.budgets.Budget(128, items=4), vg.budgets.Budget(384, items=8)]
+BUDGETS = [vg.budgets.Budget(256, items=8)]
 
 SIZES = [[(5, 7), (3, 3), (12, 9)], [], [(2, 25), (1, 1)]]
 CASES = {

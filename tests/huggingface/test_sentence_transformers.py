@@ -38,9 +38,12 @@ def saved(folder, model, side="right"):
     return str(folder)
 
 
+BUDGETS = [vg.budgets.Budget(128, items=8)]
+
+
 def graphed(tower):
     found = Understood(tower, vg.recipes.packed_text, declared=True, options={})
-    return install(found, [vg.budgets.Budget(128, items=8)], {"backend": "tape"}, Shared({}))
+    return install(found, BUDGETS, {"backend": "tape"}, Shared({}))
 
 
 @pytest.mark.parametrize("name", ["bert", "distilbert", "modernbert", "t5"])
@@ -91,7 +94,7 @@ def test_convolutions_over_tokens_which_read_padding_run_eager(tmp_path):
     parts = [transformer, convolution, Pooling(convolution.get_embedding_dimension(), "mean")]
     model = SentenceTransformer(modules=parts, device="cpu")
     expected, alone = model.encode(TEXTS), model.encode(TEXTS[:1])
-    vg.wrap(model, backend="tape")
+    vg.wrap(model, BUDGETS, backend="tape")
     assert distance(torch.tensor(model.encode(TEXTS)), torch.tensor(expected)) < 1e-5
     assert distance(torch.tensor(model.encode(TEXTS[:1])), torch.tensor(alone)) < 1e-5
     (encoder,) = vg.encoders(model).values()
@@ -117,7 +120,7 @@ def test_queries_that_are_expanded_by_tokens_outside_of_the_mask_run_eager(tmp_p
         return model.similarity(queries, documents)
 
     expected = scores()
-    vg.wrap(model, backend="tape")
+    vg.wrap(model, BUDGETS, backend="tape")
     assert distance(scores(), expected) < 1e-5
     (encoder,) = vg.encoders(model).values()
     assert encoder.stats.eager == {READS_AROUND: 1}

@@ -88,7 +88,7 @@ def test_language_models_are_no_encoders():
         assert [path.rsplit(".", 1)[-1] for path in vg.encoders(model)] == ["vision_tower"]
 
 
-@pytest.mark.parametrize("name", ["t5", "bart", "marian", "m2m100"])
+@pytest.mark.parametrize("name", ["t5", "umt5", "bart", "marian", "m2m100"])
 def test_of_an_encoder_and_a_decoder_the_encoder_is_graphed(name):
     start, config = {**PACKED, **PADDED}[name]
     start = start.removesuffix("Encoder")
@@ -103,6 +103,7 @@ def test_of_an_encoder_and_a_decoder_the_encoder_is_graphed(name):
         assert torch.equal(model.generate(**call, **how), tokens)
     ((path, encoder),) = vg.encoders(model).items()
     assert path in ("encoder", "model.encoder")
+    assert (encoder.why_padded is None) == (name in PACKED)
     assert encoder.stats.replays.total() == 2
     assert not encoder.stats.eager
 

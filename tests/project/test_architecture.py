@@ -8,6 +8,7 @@ import gc
 import re
 import sys
 from collections import Counter, defaultdict
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,7 @@ def test_a_warm_call_makes_few_calls_of_functions(path_of_a_call):
 # Files and classes
 
 
+@cache
 def trees(*folders):
     """Return the syntax trees of all Python files of some folders, by file."""
     files = (file for folder in folders for file in sorted(folder.rglob("*.py")))
@@ -110,9 +112,6 @@ def test_every_package_says_what_it_is_for():
         or not ast.get_docstring(ast.parse((package / "__init__.py").read_text()))
     ]
     assert not silent, f"folders without a docstring in __init__.py: {silent}"
-
-
-# Constructors
 
 
 # Private names
@@ -185,8 +184,8 @@ FACTORIES = {
 def test_every_tensor_that_the_library_makes_is_on_a_named_device():
     """A default device is for the user's own tensors."""
     unnamed = []
-    for path in PACKAGE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+    for path, tree in trees(PACKAGE).items():
+        for node in ast.walk(tree):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in FACTORIES:
                 of_torch = isinstance(node.func.value, ast.Name) and node.func.value.id == "torch"
                 if of_torch and not {"device", None} & {keyword.arg for keyword in node.keywords}:

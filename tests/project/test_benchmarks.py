@@ -1,3 +1,5 @@
+"""The benchmarks: their traces, tables and checks, and what of them runs on a CPU."""
+
 import importlib
 import json
 import math

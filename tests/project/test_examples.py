@@ -1,3 +1,5 @@
+"""Every example runs, and agrees with eager."""
+
 import runpy
 from pathlib import Path
 

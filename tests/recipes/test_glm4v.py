@@ -1,3 +1,5 @@
+"""`vg.recipes.glm4v`: the vision towers of GLM-4.1V and its successors."""
+
 import copy
 
 import pytest
@@ -12,6 +14,7 @@ from tests.support.towers import GLM, adapt, distance, frames, glm4v_tower, orig
 
 IMAGES = [(1, 8, 8), (1, 6, 10), (1, 2, 2)]
 VIDEO = [(5, 4, 6)]
+BUDGETS = [vg.budgets.Budget(128, items=6, segments=8), vg.budgets.Budget(256, items=6, segments=20)]
 
 
 @pytest.fixture(scope="module", params=GLM)
@@ -19,12 +22,12 @@ def tower(request):
     return glm4v_tower(family=request.param)
 
 
-def test_the_padding_contract_holds_for_images_videos_and_both(tower):
-    encoder = vg.recipes.glm4v(
-        tower,
-        [vg.budgets.Budget(128, items=6, segments=8), vg.budgets.Budget(256, items=6, segments=20)],
-        backend="tape",
-    )
+@pytest.fixture(scope="module")
+def encoder(tower):
+    return vg.recipes.glm4v(tower, BUDGETS, backend="tape")
+
+
+def test_the_padding_contract_holds_for_images_videos_and_both(tower, encoder):
     layouts = [
         [(1, 16, 16)],  # all rows of the largest budget
         [(1, 2, 2)],  # the smallest item there is
@@ -51,8 +54,8 @@ def test_any_call_equals_the_original(grid):
     assert distance(encoder(rows, grid_thw=grid), original_by_frame(tower)(rows, grid)) < 1e-5
 
 
-def test_the_call_and_the_output_are_the_towers_own(tower):
-    encoder = vg.recipes.glm4v(tower, [256], backend="tape")
+def test_the_call_and_the_output_are_the_towers_own(tower, encoder):
+    encoder.stats.eager.clear()
     rows, grid = pixels(IMAGES), torch.tensor(IMAGES)
     expected = original_by_frame(tower)(rows, IMAGES)
     for output in (
@@ -74,7 +77,7 @@ def test_the_call_and_the_output_are_the_towers_own(tower):
     assert encoder.stats.eager == {"return_dict=False": 1}
 
 
-def test_a_video_as_one_item_is_its_frames_one_by_one(tower):
+def test_a_video_as_one_item_is_its_frames_one_by_one(tower, encoder):
     grid = [(3, 4, 6), (1, 8, 4), (2, 6, 6)]
     rows, singly = pixels(grid), original_by_frame(tower)
     if hasattr(tower, "embeddings"):
@@ -83,8 +86,7 @@ def test_a_video_as_one_item_is_its_frames_one_by_one(tower):
     each = [h * w for _, h, w in frames(grid)]
     one_by_one = [singly(part, [frame]) for part, frame in zip(rows.split(each), frames(grid), strict=True)]
     expected = {name: torch.cat([tensors(one)[name] for one in one_by_one]) for name in tensors(one_by_one[0])}
-    output = vg.recipes.glm4v(tower, [256], backend="tape")(rows, grid_thw=torch.tensor(grid))
-    assert distance(tensors(output), expected) < 1e-5
+    assert distance(tensors(encoder(rows, grid_thw=torch.tensor(grid))), expected) < 1e-5
 
 
 @pytest.mark.parametrize("side", [8, 24])
@@ -117,7 +119,7 @@ PATHS = [
 def test_adapters_are_called(path):
     tower = glm4v_tower()
     adapt(tower, path)
-    encoder = vg.recipes.glm4v(tower, [256], backend="tape")
+    encoder = vg.recipes.glm4v(tower, [256], backend="tape", verify=UNVERIFIED)
     rows = pixels(IMAGES)
     assert distance(encoder(rows, grid_thw=IMAGES), original_by_frame(tower)(rows, IMAGES)) < 1e-5
 
@@ -129,16 +131,11 @@ def test_a_tower_of_a_subclass_gives_the_same_output():
     assert type(output) is type(original_by_frame(tower)(pixels(IMAGES), IMAGES))
 
 
-def test_another_tower_is_refused():
-    with pytest.raises(vg.errors.SpecError, match=r"Linear has no \['patch_embed'.*vision tower of GLM-4.1V"):
-        vg.recipes.glm4v(torch.nn.Linear(2, 2))
-
-
 @pytest.mark.parametrize("family", GLM)
 def test_half_precision_is_as_close_to_float32_as_the_original(family):
     tower = glm4v_tower(dtype=torch.bfloat16, family=family)
     exact = copy.deepcopy(tower).float()
-    encoder = vg.recipes.glm4v(tower, [256], backend="tape")
+    encoder = vg.recipes.glm4v(tower, [256], backend="tape", verify=UNVERIFIED)
     rows = pixels(IMAGES).bfloat16()
     expected = original_by_frame(exact)(rows.float(), IMAGES)
     eager, output = original_by_frame(tower)(rows, IMAGES), encoder(rows, grid_thw=IMAGES)

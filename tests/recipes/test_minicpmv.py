@@ -1,3 +1,5 @@
+"""MiniCPM-V: its vision transformer and resampler as one encoder, and the resampler alone."""
+
 import re
 
 import numpy
@@ -9,6 +11,7 @@ from torch import nn
 
 import varlen_graphs as vg
 from tests.support.contract import check_half_precision, check_padding_contract
+from tests.support.encoders import UNVERIFIED
 from tests.support.minicpm import SIDE, Resampler, Resampler45, models, original, slices_of
 from tests.support.towers import Adapted, adapt, distance, equal_bits
 from varlen_graphs.recipes.families.minicpmv import position_buckets, row_positions
@@ -17,6 +20,7 @@ VERSIONS = ["2.5", "2.6", "4.5"]
 """Of 4.0 the modules are those of 2.6."""
 
 BUDGETS = [vg.budgets.Budget(128, items=3), vg.budgets.Budget(384, items=6)]
+ONE = BUDGETS[1:]
 
 SIZES = [(5, 7), (3, 3), (12, 9), (1, 1), (2, 25)]
 TIMES = [[-1], [3, 70], [-1, 190]]
@@ -54,13 +58,13 @@ LAYOUTS = [
 
 @pytest.mark.parametrize("version", ["2.5", "2.6"])
 def test_the_padding_contract_holds(version):
-    encoder = vg.recipes.minicpmv(*TOWERS[version], BUDGETS, backend="tape")
     layouts = [(sizes,) for sizes in LAYOUTS]
-    check_padding_contract(encoder, padded_original(version), patches, "tgt_sizes", layouts, 1e-5, more=arguments)
+    check_padding_contract(
+        SHARED[version], padded_original(version), patches, "tgt_sizes", layouts, 1e-5, more=arguments
+    )
 
 
 def test_the_padding_contract_holds_for_groups():
-    encoder = vg.recipes.minicpmv(*TOWERS["4.5"], BUDGETS, backend="tape")
     layouts = [
         *[(sizes, [[-1]] * len(sizes)) for sizes in LAYOUTS],
         (SIZES, TIMES),
@@ -68,7 +72,8 @@ def test_the_padding_contract_holds_for_groups():
         ([(2, 3)] * 6, [[1, 2, 3, 4, 5, 6]]),  # five slots for groups without slices
         ([(1, 1), (9, 9), (2, 2)], [[5], [-1, -1]]),
     ]
-    check_padding_contract(encoder, padded_original("4.5"), patches, "tgt_sizes", layouts, 1e-5, more=arguments)
+    original, encoder = padded_original("4.5"), SHARED["4.5"]
+    check_padding_contract(encoder, original, patches, "tgt_sizes", layouts, 1e-5, more=arguments)
 
 
 sides = st.one_of(st.integers(1, 12), st.sampled_from([25, 49, 50, 58]))
@@ -227,7 +232,7 @@ def test_the_form_of_the_resampler_that_mixes_up_slices_is_refused():
 def test_the_resampler_may_grow_its_table_of_positions():
     """As it does when its own code meets a larger slice: graphs compute positions without a table."""
     vpm, resampler = models("2.6")
-    encoder = vg.recipes.minicpmv(vpm, resampler, BUDGETS, backend="tape")
+    encoder = vg.recipes.minicpmv(vpm, resampler, ONE, backend="tape")
     expected = encoder(patches((SIZES,)), tgt_sizes=SIZES)
     original(vpm, resampler, slices_of([(1, 75)]), [(1, 75)])
     assert len(resampler.pos_embed) == 75
@@ -272,7 +277,7 @@ def test_the_heads_of_real_models(version, queries):
     sizes, times = [(32, 32), (23, 45)], [[4, 12]]
     slices = slices_of(sizes, patch=14)
     layout = (sizes, times) if version == "4.5" else (sizes,)
-    encoder = vg.recipes.minicpmv(*pair, [vg.budgets.Budget(2112, items=3)], backend="tape")
+    encoder = vg.recipes.minicpmv(*pair, [vg.budgets.Budget(2112, items=3)], backend="tape", verify=UNVERIFIED)
     output = encoder(vg.recipes.pack_slices(slices), **arguments(layout))
     assert output.shape == (1 if version == "4.5" else 2, queries, 256)
     assert distance(output, original(*pair, slices, *layout)) < 1e-5
@@ -285,7 +290,7 @@ def test_half_precision_is_as_close_to_float32_as_the_original(version):
     layout = (SIZES, TIMES) if version == "4.5" else (SIZES,)
     slices = [one.bfloat16() for one in slices_of(SIZES)]
     expected = original(*exact, [one.float() for one in slices], *layout)
-    encoder = vg.recipes.minicpmv(*half, BUDGETS, backend="tape")
+    encoder = vg.recipes.minicpmv(*half, ONE, backend="tape", verify=UNVERIFIED)
     output = encoder(vg.recipes.pack_slices(slices), **arguments(layout))
     check_half_precision(output, original(*half, slices, *layout), expected, torch.bfloat16)
 
@@ -303,7 +308,7 @@ def test_half_precision_is_as_close_to_float32_as_the_original(version):
 def test_adapters_are_called(path):
     vpm, resampler = models("2.6")
     adapt(vpm, path)
-    encoder = vg.recipes.minicpmv(vpm, resampler, BUDGETS, backend="tape")
+    encoder = vg.recipes.minicpmv(vpm, resampler, ONE, backend="tape", verify=UNVERIFIED)
     expected = original(vpm, resampler, slices_of(SIZES), SIZES)
     assert distance(encoder(patches((SIZES,)), tgt_sizes=SIZES), expected) < 1e-5
 
@@ -311,7 +316,7 @@ def test_adapters_are_called(path):
 def test_the_modules_stay_as_they_are_and_weights_may_change_in_place():
     vpm, resampler = models("2.6")
     names = [*vpm.state_dict(), *resampler.state_dict()]
-    encoder = vg.recipes.minicpmv(vpm, resampler, BUDGETS, backend="tape")
+    encoder = vg.recipes.minicpmv(vpm, resampler, ONE, backend="tape")
     before = encoder(patches((SIZES,)), tgt_sizes=SIZES)
     with torch.no_grad():
         resampler.attn.in_proj_weight.mul_(0.5)

@@ -130,13 +130,11 @@ def test_strips_of_another_form_get_errors():
         pass
 
 
-def test_layers_that_nothing_follows_and_other_towers_are_refused():
+def test_layers_that_nothing_follows_are_refused():
     with pytest.raises(
         vg.errors.SpecError, match=r"after layer 3 of 4: expected 2 x 2, and a layer before the last one"
     ):
         vg.recipes.minicpmv4_6(strip_tower(insert_layer_id=3))
-    with pytest.raises(vg.errors.SpecError, match=r"Linear has no .* expected the vision tower of MiniCPM-V 4.6"):
-        vg.recipes.minicpmv4_6(torch.nn.Linear(2, 2))
 
 
 def test_whole_models_give_the_same_features():

@@ -14,7 +14,7 @@ from tests.support.encoders import UNVERIFIED
 from tests.support.qwen3_asr import asr_tower, clips
 from tests.support.towers import adapt, distance, equal_bits
 
-BUDGETS = [vg.budgets.Budget(4, items=3), vg.budgets.Budget(12, items=6)]
+BUDGETS = [vg.budgets.Budget(4, items=3), vg.budgets.Budget(8, items=6)]
 LENGTHS = [230, 99, 301]
 
 
@@ -31,7 +31,7 @@ def original(tower, *call, **asked):
 
 
 @pytest.mark.parametrize(
-    "lengths", [[1200], [1], [40], LENGTHS, [400], [300, 300], [100] * 6, [1, 100, 101], [7, 0, 230]], ids=str
+    "lengths", [[800], [1], [40], LENGTHS, [400], [300, 300], [100] * 6, [1, 100, 101], [7, 0, 230]], ids=str
 )
 def test_the_padding_contract_holds(lengths):
     """What the tower reads past the end of a clip is input; what is past the last chunk of a budget is padding."""
@@ -40,7 +40,7 @@ def test_the_padding_contract_holds(lengths):
     encoder(*call)
     encoder.poison()
     over_nan = encoder(*call)
-    encoder(*clips([1200], seed=9))
+    encoder(*clips([800], seed=9))
     assert equal_bits(encoder(*call), over_nan)
     assert distance(over_nan, original(tower, *call)) < 1e-5
     assert encoder.stats.eager == eager
@@ -130,18 +130,13 @@ def test_half_precision_is_as_close_to_float32_as_the_original(dtype):
     check_half_precision(output, original(tower, x, mask), original(exact, x.float(), mask), dtype)
 
 
-def test_another_tower_is_refused():
-    with pytest.raises(vg.errors.SpecError, match=r"Linear has no .* expected the audio tower of Qwen3-ASR"):
-        vg.recipes.qwen3_asr(nn.Linear(2, 2))
-
-
 def test_wrap_puts_it_in_the_place_of_the_towers_forward():
     model = nn.ModuleDict({"audio_tower": asr_tower(), "head": nn.Linear(2, 2)})
     tower, (x, mask) = model["audio_tower"], clips(LENGTHS)
     from_left = mask.clone()
     from_left[0, 0] = 0
     expected, odd = original(tower, x, mask), original(tower, x, from_left)
-    vg.wrap(model, BUDGETS, backend="tape")
+    vg.wrap(model, BUDGETS[1:], backend="tape")
     assert distance(original(tower, x, mask), expected) < 1e-5
     assert distance(original(tower, x, from_left), odd) == 0
     encoder = vg.encoders(model)["audio_tower"]

@@ -1,3 +1,5 @@
+"""`vg.recipes.qwen3_omni_audio`: the audio tower of Qwen3-Omni."""
+
 import copy
 from contextlib import nullcontext
 from importlib.util import find_spec
@@ -45,10 +47,11 @@ def audio_original(tower):
 
 
 TOWER = qwen3_omni_audio_tower()
+SHARED = vg.recipes.qwen3_omni_audio(TOWER, BUDGETS, backend="tape")
 
 
 def test_the_padding_contract_holds():
-    encoder = vg.recipes.qwen3_omni_audio(TOWER, BUDGETS, backend="tape")
+    SHARED.stats.eager.clear()
     layouts = [
         [1024],  # all frames of the largest budget
         [1],  # the shortest clip there is
@@ -62,7 +65,7 @@ def test_the_padding_contract_holds():
         CLIPS,
         [1, 8, 9, 16, 17, 961],  # no clip of padding
     ]
-    check_padding_contract(encoder, audio_original(TOWER), clips_of, "feature_lens", layouts, 1e-5)
+    check_padding_contract(SHARED, audio_original(TOWER), clips_of, "feature_lens", layouts, 1e-5)
 
 
 lengths = st.one_of(
@@ -80,9 +83,6 @@ def test_any_call_equals_the_original_however_it_is_split(lengths):
     assert distance(SHARED.eager(features, feature_lens=lengths), expected) < 1e-5
 
 
-SHARED = vg.recipes.qwen3_omni_audio(TOWER, BUDGETS, backend="tape")
-
-
 @settings(max_examples=100)
 @given(st.lists(st.integers(1, 450), min_size=1, max_size=8), st.integers(0, 200), st.integers(0, 3))
 def test_there_is_room_for_the_tokens_of_whatever_a_budget_holds(lengths, more_rows, more_items):
@@ -92,7 +92,8 @@ def test_there_is_room_for_the_tokens_of_whatever_a_budget_holds(lengths, more_r
 
 
 def test_the_call_and_the_output_are_the_towers_own():
-    encoder = vg.recipes.qwen3_omni_audio(TOWER, BUDGETS, backend="tape")
+    encoder = SHARED
+    encoder.stats.eager.clear()
     features, lengths = clips_of(CLIPS), torch.tensor(CLIPS)
     expected = audio_original(TOWER)(features, CLIPS)
     for output in (
@@ -107,15 +108,6 @@ def test_the_call_and_the_output_are_the_towers_own():
         stage.rows.copy_(features)
     assert equal_bits(stage.output, encoder(features, lengths))
     assert not encoder.stats.eager
-
-
-def test_an_encoder_may_stand_in_the_place_of_the_towers_forward():
-    tower = qwen3_omni_audio_tower(seed=1)
-    features, lengths = clips_of(CLIPS), torch.tensor(CLIPS)
-    expected = audio_original(tower)(features, CLIPS)
-    tower.forward = vg.recipes.qwen3_omni_audio(tower, BUDGETS, backend="tape").forward
-    with apart(tower):
-        assert distance(tower(features, feature_lens=lengths), expected) < 1e-5
 
 
 def test_hooks_see_the_original_run():
@@ -145,7 +137,7 @@ def test_half_precision_is_as_close_to_float32_as_the_original(dtype, seed):
     tower = qwen3_omni_audio_tower(seed, dtype=dtype)
     exact = copy.deepcopy(tower).float()
     # In transformers 4.57 clips see each other, unless flash attention keeps them apart: graphs there cannot be proven.
-    encoder = vg.recipes.qwen3_omni_audio(tower, BUDGETS, backend="tape", verify=UNVERIFIED)
+    encoder = vg.recipes.qwen3_omni_audio(tower, BUDGETS[:1], backend="tape", verify=UNVERIFIED)
     features = clips_of(CLIPS, seed).to(dtype)
     expected = audio_original(exact)(features.float(), CLIPS)
     eager, output = audio_original(tower)(features, CLIPS), encoder(features, feature_lens=CLIPS)
@@ -186,13 +178,6 @@ def test_wrong_input_gets_named_errors(features, lengths, error, message):
         SHARED(features, feature_lens=lengths)
 
 
-def test_another_tower_is_refused():
-    with pytest.raises(
-        vg.errors.SpecError, match=r"Linear has no .*'conv2d1'.* expected the audio tower of Qwen3-Omni"
-    ):
-        vg.recipes.qwen3_omni_audio(torch.nn.Linear(2, 2))
-
-
 def test_a_tower_whose_class_hands_on_to_the_original_returns_the_same_fields():
     tower = qwen3_omni_audio_tower()
     expected = audio_original(tower)(clips_of(CLIPS), CLIPS)
@@ -202,8 +187,7 @@ def test_a_tower_whose_class_hands_on_to_the_original_returns_the_same_fields():
             return super().forward(*args, **kwargs)
 
     tower.__class__ = Same
-    output = vg.recipes.qwen3_omni_audio(tower, BUDGETS, backend="tape", verify=UNVERIFIED)(
-        clips_of(CLIPS), feature_lens=CLIPS
-    )
+    encoder = vg.recipes.qwen3_omni_audio(tower, BUDGETS[:1], backend="tape", verify=UNVERIFIED)
+    output = encoder(clips_of(CLIPS), feature_lens=CLIPS)
     assert output.keys() == expected.keys()
     assert distance(output, expected) < 1e-5

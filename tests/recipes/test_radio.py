@@ -150,11 +150,6 @@ def test_wrong_input_gets_named_errors(rows, shapes, message):
         encoder(rows, image_grid_hw=shapes)
 
 
-def test_another_tower_is_refused():
-    with pytest.raises(vg.errors.SpecError, match=r"Linear has no .* expected C-RADIO"):
-        vg.recipes.radio(nn.Linear(2, 2))
-
-
 def test_wrap_serves_both_forms_inside_of_a_model():
     model = nn.ModuleDict({"vision_model": radio_tower(), "head": nn.Linear(2, 2)})
     tower, batch = model["vision_model"], torch.randn(2, 3, 16, 16)
