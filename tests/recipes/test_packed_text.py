@@ -3,7 +3,6 @@
 import copy
 import functools
 import re
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -11,9 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import varlen_graphs as vg
+from tests.support.operators import operators
 from varlen_graphs.huggingface.installed import Shared, Understood, install
 from varlen_graphs.recipes.modes.packed_positions import PackedPositions
 
@@ -141,27 +140,10 @@ def test_hidden_states_are_graphed(name):
     assert not encoder.stats.eager
 
 
-def operators(encoder, call):
-    """How often the operators of this package run in the declared forward of a call."""
-    with torch.no_grad(), Operators() as seen:
-        encoder.executor.forward.exact(encoder.executor.bind((), call))
-    return seen.counts
-
-
-class Operators(TorchDispatchMode):
-    def __init__(self):
-        super().__init__()
-        self.counts = Counter()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.counts[func.name()] += 1
-        return func(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize("name", ["bert", "modernbert", "qwen3", "qwen3 with windows"])
 def test_layers_share_a_schedule(name):
     encoder = shared(name)
-    counts = operators(encoder, texts(encoder.module, [9, 30, 4]))
+    counts = operators(encoder, **texts(encoder.module, [9, 30, 4]))
     assert counts["varlen_graphs::tile_schedule"] == 1
     assert counts["varlen_graphs::attention"] == encoder.module.config.num_hidden_layers
 
@@ -182,11 +164,20 @@ def test_layers_run_fused(name, dtype):
     encoder = text_encoder(name, text_model(name, dtype))
     if dtype == torch.bfloat16:
         check_texts(encoder, 0.02)
-    counts = operators(encoder, texts(encoder.module, [9, 30, 4]))
+    counts = operators(encoder, **texts(encoder.module, [9, 30, 4]))
     layers = encoder.module.config.num_hidden_layers
     assert {one: counts[f"varlen_graphs::{one}"] for one in FUSED[name]} == {
         one: times * layers for one, times in FUSED[name].items()
     }
+
+
+@pytest.mark.parametrize("name", ["bert", "modernbert", "qwen3"])
+def test_layers_run_fused_after_the_model_has_recorded_hidden_states(name):
+    model = text_model(name)
+    model(**texts(model, [9, 4]), output_hidden_states=True)  # leaves hooks of transformers
+    encoder = text_encoder(name, model)
+    counts = operators(encoder, **texts(model, [9, 30, 4]))
+    assert all(counts[f"varlen_graphs::{one}"] for one in FUSED[name])
 
 
 @packs
@@ -195,14 +186,14 @@ def test_a_wrapped_model_runs_fused():
     call = texts(model, [9, 30, 4])
     expected = vg.unwrap(copy.deepcopy(model))(**call)
     assert error_of(model(**call), expected, call["attention_mask"]) < 1e-5
-    assert operators(vg.encoders(model)[""], call)["varlen_graphs::silu_mul"] == model.config.num_hidden_layers
+    assert operators(vg.encoders(model)[""], **call)["varlen_graphs::silu_mul"] == model.config.num_hidden_layers
 
 
-@pytest.mark.parametrize("name", ["qwen3", "modernbert"])
+@pytest.mark.parametrize("name", ["bert", "qwen3", "modernbert"])
 def test_a_forward_that_is_replaced_after_the_capture_is_followed(name):
     model = text_model(name)
     encoder, call = text_encoder(name, model, capture=vg.options.Capture(on_change="recapture")), texts(model, [9, 4])
-    layer = model.layers[1]
+    layer = (model.encoder.layer if name == "bert" else model.layers)[1]
     with torch.no_grad():
         encoder(**call)
         layer.forward = lambda *args, **kwargs: 2 * type(layer).forward(layer, *args, **kwargs)
@@ -210,7 +201,7 @@ def test_a_forward_that_is_replaced_after_the_capture_is_followed(name):
             out = encoder(**call)
         assert error_of(out, model(**call), call["attention_mask"]) < 1e-5
     assert not encoder.stats.eager
-    assert operators(encoder, call)["varlen_graphs::tile_schedule"] == 1
+    assert operators(encoder, **call)["varlen_graphs::tile_schedule"] == 1
 
 
 class Shouting(transformers.Qwen3Model):
@@ -233,7 +224,7 @@ def test_models_and_layers_that_are_no_longer_those_of_transformers_run_their_ow
     encoders = [text_encoder("qwen3", model) for model in (changed, adapted)]
     for encoder in encoders:
         check_texts(encoder)
-    assert operators(encoders[0], texts(changed, [9, 4]))["varlen_graphs::silu_mul"] == 0
+    assert operators(encoders[0], **texts(changed, [9, 4]))["varlen_graphs::silu_mul"] == 0
     shouting = Shouting(text_model("qwen3").config).eval()
     call = texts(shouting, [9, 4])
     call["input_ids"][0, 3], call["input_ids"][1, :3] = 50, 7

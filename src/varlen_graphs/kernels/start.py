@@ -15,7 +15,7 @@ def _hash_files() -> None:
         triton_key()  # keeps the result
 
 
-_thread = Thread(target=_hash_files, name="varlen_graphs starts Triton")
+_thread: Thread | None = None  # made when it starts: one from before a fork would count as ended in the child
 _lock = Lock()
 
 if hasattr(os, "register_at_fork"):  # the thread that held it does not exist in the child
@@ -29,13 +29,15 @@ def start_triton(weights: Iterable[Tensor]) -> None:
     """
     if not any(weight.is_cuda for weight in weights):
         return
+    global _thread
     with _lock, suppress(Exception):  # no Triton, a broken one, or no thread for it: the first launch tells
-        if _thread.ident is None:
+        if _thread is None:
             import triton  # noqa: F401 - ahead of the thread, so that no two import it at a time
 
+            _thread = Thread(target=_hash_files, name="varlen_graphs starts Triton")
             _thread.start()
 
 
 def hashing() -> Thread | None:
     """Return the thread while it hashes, which a launch would do once more."""
-    return _thread if _thread.is_alive() else None
+    return _thread if _thread is not None and _thread.is_alive() else None

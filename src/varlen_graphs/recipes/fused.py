@@ -21,12 +21,11 @@ def fused_run(model: nn.Module, known: Mapping[str, Fused]) -> Callable[..., Any
 
     Args:
         model: The model.
-        known: Fused forwards, by the file of the model's class.
+        known: Fused forwards, by the class of the model.
     """
-    file = type(model).__module__
-    fused = known.get(file)
-    if fused is None or not runs_own_forward(model):
+    fused, file = known.get(type(model).__name__), type(model).__module__
+    if fused is None or not file.startswith("transformers.models."):
         return None
-    parts = [part for name, part in model.named_modules() if name and re.fullmatch(fused.parts, name)]
-    own = bool(parts) and all(type(part).__module__ == file and runs_own_forward(part) for part in parts)
+    parts = [model, *(part for name, part in model.named_modules() if name and re.fullmatch(fused.parts, name))]
+    own = len(parts) > 1 and all(type(part).__module__ == file and runs_own_forward(part) for part in parts)
     return fused.run if own else None

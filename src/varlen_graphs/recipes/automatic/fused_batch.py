@@ -93,8 +93,10 @@ USUAL = {"return_dict": True, "output_attentions": False}
 _LAYERS_OF_SIGLIP = r"vision_model|(vision_model\.)?encoder(\.layers\.\d+(\.self_attn|\.mlp)?)?"
 
 FUSED: dict[str, Fused] = {
-    "transformers.models.clip.modeling_clip": Fused(_clip, _LAYERS_OF_SIGLIP),
-    "transformers.models.siglip.modeling_siglip": Fused(_siglip, _LAYERS_OF_SIGLIP),
-    "transformers.models.whisper.modeling_whisper": Fused(_whisper, r"layers\.\d+(\.self_attn)?"),
+    "CLIPVisionModel": Fused(_clip, _LAYERS_OF_SIGLIP),
+    "CLIPVisionTransformer": Fused(_clip, _LAYERS_OF_SIGLIP),
+    "SiglipVisionModel": Fused(_siglip, _LAYERS_OF_SIGLIP),
+    "SiglipVisionTransformer": Fused(_siglip, _LAYERS_OF_SIGLIP),
+    "WhisperEncoder": Fused(_whisper, r"layers\.\d+(\.self_attn)?"),
 }
-"""Fused forwards, by the file of a tower's class; those return `None` for calls that they leave to the tower's own."""
+"""Fused forwards, by the tower's class; those return `None` for calls that they leave to the tower's own."""

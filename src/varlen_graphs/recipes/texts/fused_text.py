@@ -117,15 +117,15 @@ def _around(window: int | None) -> tuple[int, int]:
 
 
 FUSED: dict[str, Fused] = {
-    f"transformers.models.{name}.modeling_{name}": fused
+    f"{name}Model": fused
     for fused, names in (
-        (Fused(_llama, r"layers\.\d+(\.self_attn)?"), ("llama", "mistral", "qwen2", "qwen3")),
-        (Fused(_modern_bert, r"layers\.\d+(\.attn)?"), ("modernbert",)),
+        (Fused(_llama, r"layers\.\d+(\.self_attn)?"), ("Llama", "Mistral", "Qwen2", "Qwen3")),
+        (Fused(_modern_bert, r"layers\.\d+(\.attn)?"), ("ModernBert",)),
         (
             Fused(_bert, r"encoder(\.layer\.\d+(\.output|\.attention(\.self|\.output)?)?)?"),
-            ("bert", "camembert", "roberta", "xlm_roberta"),
+            ("Bert", "Camembert", "Roberta", "XLMRoberta"),
         ),
     )
     for name in names
 }
-"""Functions that run the layers of a model, by the file of its class."""
+"""Functions that run the layers of a model, by its class."""
