@@ -138,6 +138,19 @@ def test_calls_of_all_threads_are_counted_while_one_makes_the_encoder(make):
     assert stats.replays.total() + stats.eager.total() == 8
 
 
+@pytest.mark.parametrize("make", [texts, images])
+def test_runs_of_an_encoder_that_another_thread_has_made_are_no_calls(make):
+    model, budgets = make()
+    vg.wrap(model, budgets, backend="tape")
+    thread = threading.Thread(target=vg.encoders, args=(model,))
+    thread.start()
+    thread.join()
+    with torch.no_grad():
+        run(model)
+    stats = vg.encoders(model)[""].stats
+    assert (stats.calls, stats.replays.total(), stats.eager.total()) == (1, 1, 0)
+
+
 def test_what_was_captured_in_training_mode_is_captured_again_in_evaluation():
     module = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.9)).requires_grad_(False)
     spec = vg.BufferSpec("input", vg.Lengths())

@@ -144,7 +144,7 @@ class Installed:
         self._gave_up: str | None = None  # the reason of all later eager runs
         self._refusal: Exception | None = None  # the last one before there was an encoder
         self._refusals = 0
-        self._asides: set[tuple[int, int]] = set()
+        self._asides: dict[tuple[int, int], bool] = {}  # those by which this stood aside, True while it does
         self._removed = False
         self.__signature__ = inspect.signature(self._original)
 
@@ -355,7 +355,7 @@ class Installed:
         """
         own, name = vars(self.module), self.tower.name
         key = id(self), len(self._asides)  # a copy of this has none of these
-        self._asides.add(key)
+        self._asides[key] = True
         aside, now = _aside(self._original, self, key, self.is_of_class), own.get(name)
         if now is not None:  # else nothing is installed any more
             own[name] = aside
@@ -364,6 +364,7 @@ class Installed:
         finally:
             if own.get(name) is aside:  # else it was removed meanwhile
                 own[name] = now
+            self._asides[key] = False
 
     def stood_aside(self, key: tuple[int, int]) -> bool:
         """Return True if this stood aside by this key; False in a copy, made meanwhile, of the module."""
@@ -376,9 +377,10 @@ class Installed:
             if own[name].func is _answer_aside and own[name].args[1] is self:
                 own[name] = self
 
-    def count_meanwhile(self) -> None:
-        """Count a call of another thread while the encoder is being made."""
-        self._count(BEING_MADE, 1)
+    def count_meanwhile(self, key: tuple[int, int]) -> None:
+        """Count a call of another thread while the encoder is being made. Later ones are runs of the encoder's own."""
+        if self._asides[key]:
+            self._count(BEING_MADE, 1)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Installed":
         module, before = copy.deepcopy((self.module, self._before), memo)
@@ -406,7 +408,7 @@ def _answer_aside(
         one.settle()
         return one(*args, **kwargs)
     if threading.get_ident() != thread:
-        one.count_meanwhile()
+        one.count_meanwhile(key)
     return forward(*args, **kwargs)
 
 
