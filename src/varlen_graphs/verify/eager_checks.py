@@ -7,8 +7,7 @@ from functools import partial
 from itertools import accumulate
 from typing import Any
 
-import torch
-
+from varlen_graphs.capture.memory import is_out_of_memory
 from varlen_graphs.declaration.call import Call
 from varlen_graphs.declaration.reading import read_layout
 from varlen_graphs.errors import SpecError, VerificationError
@@ -113,7 +112,7 @@ def check_eager(forward: Forward, limit: float, sample: SampleRun, parts: Sequen
         except Exception as error:
             if spec.counts_rows and min(own.rows) >= spec.shortest:
                 raise _miscounted(forward, alone, own, error) from error
-            if spec.layout.padded or isinstance(error, SpecError | torch.OutOfMemoryError):
+            if spec.layout.padded or isinstance(error, SpecError) or is_out_of_memory(error):
                 raise
             raise VerificationError(f"wrong for items {few(own)}: alone, they raise {error!r}\n{SOME_ROWS}") from error
         found = together.furthest(flatten(result, spec.declared), alone, order)
@@ -172,9 +171,9 @@ def check_lengths(forward: Forward, calls: Iterable[Call]) -> None:
         try:
             run_checked(partial(forward.exact, call), call.rows.device)
             takes_longer = True
-        except torch.OutOfMemoryError:
-            raise
         except Exception as error:
+            if is_out_of_memory(error):
+                raise
             if takes_longer:
                 raise _miscounted(forward, call, read_layout(forward.spec, call), error) from error
 
