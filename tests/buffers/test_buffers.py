@@ -144,18 +144,23 @@ def test_antialiasing_of_other_modes_is_refused(options):
         vg.buffers.interpolate_positions(torch.randn(9, 3), table, antialias=True, **options)
 
 
-@given(strategies.tables(merge=2), MODES, ORDERS)
-def test_interpolation_equals_sampling_at_the_centres_of_patches(case, mode, order):
-    """As GLM-4.1V samples: the coordinates of half pixels, with the border repeated."""
+def at_centres(mode, padding):
+    """Return what samples an image at the centres of patches."""
 
     def sample(image, h, w):
         y, x = ((torch.arange(n) + 0.5) / n * 2 - 1 for n in (h, w))
         at = torch.stack([x.expand(h, w), y[:, None].expand(h, w)], dim=-1)
-        return F.grid_sample(image, at[None], mode=mode, align_corners=False, padding_mode="border")
+        return F.grid_sample(image, at[None], mode=mode, align_corners=False, padding_mode=padding)
 
+    return sample
+
+
+@given(strategies.tables(merge=2), MODES, ORDERS)
+def test_interpolation_equals_sampling_at_the_centres_of_patches(case, mode, order):
+    """As GLM-4.1V samples: the coordinates of half pixels, with the border repeated."""
     items, table = case
     entries = torch.randn(576, 5)
-    expected = torch.cat(list(resampled(entries, items, order, sample)))
+    expected = torch.cat(list(resampled(entries, items, order, at_centres(mode, "border"))))
     got = vg.buffers.interpolate_positions(entries, table, mode=mode, order=order)
     torch.testing.assert_close(got[: len(expected)], expected, rtol=0, atol=2e-5)
 
@@ -193,6 +198,18 @@ def test_interpolation_indices_and_weights_equal_those_of_transformers(case, mod
     got = (entries[got_indices] * got_weights[..., None]).sum(1)
     torch.testing.assert_close(got[: len(expected)], expected, rtol=0, atol=2e-6)
     assert ((got_indices >= 0) & (got_indices < 64)).all()
+
+
+@given(strategies.tables(merge=2), ORDERS)
+def test_taps_beyond_the_border_have_no_weight_with_padding_of_zeros(case, order):
+    items, table = case
+    entries = torch.randn(16, 3)  # a side of 4: many rows lie within half an entry of the border
+    options = {"entries": 16, "order": order}
+    indices = vg.buffers.InterpolationIndices(**options).produce(table, None)
+    weights = vg.buffers.InterpolationWeights(**options, padding="zeros").produce(table, None)
+    expected = torch.cat(list(resampled(entries, items, order, at_centres("bilinear", "zeros"))))
+    got = (entries[indices] * weights[..., None]).sum(1)
+    torch.testing.assert_close(got[: len(expected)], expected, rtol=0, atol=1e-5)
 
 
 def test_interpolation_in_the_dtype_of_the_table_repeats_older_transformers():
