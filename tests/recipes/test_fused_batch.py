@@ -59,6 +59,29 @@ def test_hidden_states_are_graphed_and_a_tower_that_recorded_them_before_runs_fu
 
 
 @pytest.mark.parametrize("name", TOWERS)
+def test_hidden_states_that_are_asked_for_later_leave_graphs_as_they_are(name, caplog):
+    encoder, x = encoder_of(tower_of(name)), batch(name, 3)
+    check(encoder, x)
+    (before,) = encoder.executor.store.sets
+    for _ in range(2):
+        encoder(x, output_hidden_states=True)  # the first one is compared with the tower, which gets hooks
+        check(encoder, x)
+    assert encoder.executor.store.sets[0] is before
+    assert "released" not in caplog.text
+    assert not encoder.stats.eager
+
+
+def test_an_argument_that_the_tower_refuses_raises_its_error():
+    tower, x = tower_of("clip"), batch("clip", 2)
+    with pytest.raises(TypeError, match="multiple values for keyword argument 'scaling'"):
+        tower(x, scaling=3.0)
+    encoder = encoder_of(tower)
+    check(encoder, x)
+    with pytest.raises(TypeError, match="multiple values for keyword argument 'scaling'"):
+        encoder(x, scaling=3.0)
+
+
+@pytest.mark.parametrize("name", TOWERS)
 def test_arguments_that_change_nothing_leave_the_layers_fused(name):
     usual = {"return_dict": True, "output_attentions": False, "output_hidden_states": False}
     encoder, x = encoder_of(tower_of(name)), batch(name, 3)

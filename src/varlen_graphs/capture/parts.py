@@ -20,6 +20,15 @@ INERT = {
 RECORDING = "transformers.utils.output_capturing."
 """Where hooks are defined that do nothing unless a call asks to record outputs. They stay after such a call."""
 
+OF_HOOKS = frozenset({
+    "_forward_hooks", "_forward_hooks_always_called", "_forward_hooks_with_kwargs", "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs", "_output_capturing_hooks_installed",
+})  # fmt: skip
+"""Attributes that say which forward hooks a module has: what these do is looked at in itself, see `ModuleParts.hooked`.
+
+The last is that of transformers for hooks that record.
+"""
+
 LIBRARY_HOOKS = {
     RECORDING: False,
     "torch.nn.utils.spectral_norm.": False,  # compute a weight from others, in each run
