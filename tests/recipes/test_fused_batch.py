@@ -71,6 +71,15 @@ def test_hidden_states_that_are_asked_for_later_leave_graphs_as_they_are(name, c
     assert not encoder.stats.eager
 
 
+@pytest.mark.parametrize("asked", [1, [0, -1], [17, 1], [1, -17]])
+def test_layers_that_a_call_selects_are_those_of_the_tower(asked):
+    encoder, x = encoder_of(tower_of("siglip")), batch("siglip", 3)
+    states = encoder(x, output_hidden_states=asked).hidden_states
+    for own, expected in zip(states, encoder.module(x, output_hidden_states=asked).hidden_states, strict=True):
+        assert (own is None) == (expected is None)
+        assert own is None or distance(own, expected) < 1e-5
+
+
 def test_an_argument_that_the_tower_refuses_raises_its_error():
     tower, x = tower_of("clip"), batch("clip", 2)
     with pytest.raises(TypeError, match="multiple values for keyword argument 'scaling'"):
@@ -98,10 +107,11 @@ def test_images_of_another_size_are_interpolated_as_the_tower_does(name):
     assert not encoder.stats.eager
 
 
-def test_clips_of_a_wrong_length_raise_as_the_tower_does():
+@pytest.mark.parametrize("length", [30, 39, 41])  # the convolutions make as many frames of 39 as of 40
+def test_clips_of_a_wrong_length_raise_as_the_tower_does(length):
     encoder = encoder_of(tower_of("whisper"))
-    with pytest.raises(ValueError, match="Whisper expects the mel input features to be of length 40, but found 30"):
-        encoder(torch.randn(2, 8, 30))
+    with pytest.raises(ValueError, match=rf"expects the mel input features to be of length 40, but found {length}"):
+        encoder(torch.randn(2, 8, length))
     check(encoder, batch("whisper", 2))
 
 

@@ -50,7 +50,8 @@ def recorded(states: Sequence[Tensor], last: Tensor, asked: Any) -> dict[str, An
         return {}
     layers: list[Tensor | None] = [*states[:-1], last]
     if not isinstance(asked, bool):
-        chosen = {index % len(layers) for index in ([asked] if isinstance(asked, int) else asked)}
+        count, indices = len(layers), [asked] if isinstance(asked, int) else asked
+        chosen = {index % count for index in indices if -count <= index < count}  # others select nothing
         layers = [state if index in chosen else None for index, state in enumerate(layers)]
     return {HIDDEN_STATES: tuple(layers)}
 

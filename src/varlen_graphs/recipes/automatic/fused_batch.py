@@ -64,9 +64,9 @@ def _clip(
 
 
 def _whisper(tower: Any, input_features: Tensor, output_hidden_states: Any = None) -> Any:
-    x = F.gelu(tower.conv2(F.gelu(tower.conv1(input_features)))).transpose(1, 2)
-    if x.shape[1] != tower.embed_positions.num_embeddings:
+    if input_features.shape[-1] != tower.config.max_source_positions * tower.conv1.stride[0] * tower.conv2.stride[0]:
         return None  # its own forward has the error
+    x = F.gelu(tower.conv2(F.gelu(tower.conv1(input_features)))).transpose(1, 2)
     positions = torch.arange(tower.embed_positions.num_embeddings, device=x.device)
     states, last = _layers(whisper_layers, tower.layers, x + tower.embed_positions(positions), tower.layer_norm)
     return output_class(tower, "BaseModelOutput")(
