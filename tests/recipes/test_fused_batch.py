@@ -1,5 +1,7 @@
 """`by_batch` on SigLIP, CLIP and Whisper, whose layers run fused."""
 
+import re
+
 import pytest
 import torch
 from torch import nn
@@ -82,11 +84,11 @@ def test_layers_that_a_call_selects_are_those_of_the_tower(asked):
 
 def test_an_argument_that_the_tower_refuses_raises_its_error():
     tower, x = tower_of("clip"), batch("clip", 2)
-    with pytest.raises(TypeError, match="multiple values for keyword argument 'scaling'"):
+    with pytest.raises(TypeError) as own:
         tower(x, scaling=3.0)
     encoder = encoder_of(tower)
     check(encoder, x)
-    with pytest.raises(TypeError, match="multiple values for keyword argument 'scaling'"):
+    with pytest.raises(TypeError, match=re.escape(str(own.value))):
         encoder(x, scaling=3.0)
 
 

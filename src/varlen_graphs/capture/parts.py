@@ -18,15 +18,15 @@ INERT = {
 """Most modules of a tower: they do the same in training and evaluation."""
 
 RECORDING = "transformers.utils.output_capturing."
-"""Where hooks are defined that do nothing unless a call asks to record outputs. They stay after such a call."""
+"""Module of transformers whose hooks do nothing unless a call asks to record outputs. They stay after such a call."""
 
-OF_HOOKS = frozenset({
+HOOK_ATTRIBUTES = frozenset({
     "_forward_hooks", "_forward_hooks_always_called", "_forward_hooks_with_kwargs", "_forward_pre_hooks",
     "_forward_pre_hooks_with_kwargs", "_output_capturing_hooks_installed",
 })  # fmt: skip
-"""Attributes that say which forward hooks a module has: what these do is looked at in itself, see `ModuleParts.hooked`.
+"""Attributes of a module that only say which forward hooks it has; `ModuleParts.hooked` looks at the hooks.
 
-The last is that of transformers for hooks that record.
+The last one is set by transformers with its hooks that record.
 """
 
 LIBRARY_HOOKS = {

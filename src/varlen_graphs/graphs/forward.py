@@ -17,7 +17,7 @@ from varlen_graphs.budgets.budget import Budget
 from varlen_graphs.buffers import Buffer
 from varlen_graphs.capture.compiled import CompiledForward
 from varlen_graphs.capture.memory import is_out_of_memory
-from varlen_graphs.capture.parts import OF_HOOKS
+from varlen_graphs.capture.parts import HOOK_ATTRIBUTES
 from varlen_graphs.capture.pool import on_device
 from varlen_graphs.checks.values import as_tensor
 from varlen_graphs.declaration.buffer_spec import BufferSpec
@@ -230,7 +230,7 @@ class Forward:
             now = before if self.kept is None else kept.now()  # another thread may have released all graphs
             for one, (place, value) in (before | now).items():
                 changed = one not in before or one not in now or not alike(before[one][1], value)
-                if changed and place.rpartition(".")[2] not in OF_HOOKS:
+                if changed and place.rpartition(".")[2] not in HOOK_ATTRIBUTES:
                     self.changed.add(place)
 
     @property
@@ -387,8 +387,8 @@ class Forward:
             of_module = error
         try:
             return Reference(self.exact(call), DECLARATION)  # the module may need more than these arguments
-        except Exception:
-            raise of_module from None
+        except Exception as error:
+            raise error if is_out_of_memory(error) else of_module from None
 
     def _as_it_came(self, call: Call) -> Any:
         """Run the module with the padding that a call brought, which it may read; without it if that may hold anything.

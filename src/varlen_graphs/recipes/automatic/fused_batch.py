@@ -15,24 +15,24 @@ from varlen_graphs.recipes.fused import Fused, fused_run
 from varlen_graphs.recipes.towers import output_class
 from varlen_graphs.recipes.vision_tower import recorded
 
-
-def is_fused(tower: nn.Module) -> bool:
-    """Return True if there is a fused forward of a tower."""
-    return fused_run(tower, FUSED) is not None
+USUAL = {"return_dict": True, "output_attentions": False}
+"""Arguments that models around a tower may pass, and that change nothing."""
 
 
-def fused_or(own: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the fused forward of a tower, which runs its `own` once a forward in the tower has been replaced.
+def fused_or(tower: nn.Module, own: Callable[..., Any]) -> Callable[..., Any] | None:
+    """Return the fused forward of a tower, or `None` if there is none.
 
-    And in calls with other arguments than the fused one takes.
+    It runs the tower's `own` in calls with other arguments, and once a forward in the tower has been replaced.
     """
+    if fused_run(tower, FUSED) is None:
+        return None
 
     def function(tower: nn.Module, **arguments: Any) -> Any:
         given = {name: one for name, one in arguments.items() if one is not None and USUAL.get(name) is not one}
-        run, output = fused_run(tower, FUSED), None
-        if run is not None and given.keys() <= signature(run).parameters.keys():
-            output = run(tower, **given)
-        return own(tower, **arguments) if output is None else output
+        run = fused_run(tower, FUSED)
+        if run is None or not given.keys() <= signature(run).parameters.keys():
+            return own(tower, **arguments)
+        return run(tower, **given)
 
     function.__signature__ = signature(own)  # type: ignore[attr-defined]
     return function
@@ -65,7 +65,7 @@ def _clip(
 
 def _whisper(tower: Any, input_features: Tensor, output_hidden_states: Any = None) -> Any:
     if input_features.shape[-1] != tower.config.max_source_positions * tower.conv1.stride[0] * tower.conv2.stride[0]:
-        return None  # its own forward has the error
+        return type(tower).forward(tower, input_features)  # raises
     x = F.gelu(tower.conv2(F.gelu(tower.conv1(input_features)))).transpose(1, 2)
     positions = torch.arange(tower.embed_positions.num_embeddings, device=x.device)
     states, last = _layers(whisper_layers, tower.layers, x + tower.embed_positions(positions), tower.layer_norm)
@@ -87,9 +87,6 @@ def _layers(run: Callable[..., Tensor], layers: Any, x: Tensor, last: Any) -> tu
     return states, out
 
 
-USUAL = {"return_dict": True, "output_attentions": False}
-"""Arguments that models around a tower may pass, and that change nothing."""
-
 _LAYERS_OF_SIGLIP = r"vision_model|(vision_model\.)?encoder(\.layers\.\d+(\.self_attn|\.mlp)?)?"
 
 FUSED: dict[str, Fused] = {
@@ -99,4 +96,4 @@ FUSED: dict[str, Fused] = {
     "SiglipVisionTransformer": Fused(_siglip, _LAYERS_OF_SIGLIP),
     "WhisperEncoder": Fused(_whisper, r"layers\.\d+(\.self_attn)?"),
 }
-"""Fused forwards, by the tower's class; those return `None` for calls that they leave to the tower's own."""
+"""Fused forwards, by the class of the tower."""

@@ -18,13 +18,13 @@ Layers = Callable[[Any, Tensor, Tensor, Tensor, int, Tensor | None], tuple[Seque
 last norm. Types may be `None`."""
 
 
-def is_fused(model: nn.Module) -> bool:
-    """Return True if the layers of a model run fused."""
-    return fused_run(model, FUSED) is not None
+def fused_or(model: nn.Module, own: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]] | None:
+    """Return the packed forward of a model with layers that run fused, or `None` if there is none.
 
-
-def fused_or(own: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-    """Return the packed forward of a model with such layers; its `own`, once a forward of them has been replaced."""
+    It runs the model's `own` once a forward of these layers has been replaced.
+    """
+    if fused_run(model, FUSED) is None:
+        return None
 
     def forward(
         model: Any, ids: Tensor, positions: Tensor, cu_seqlens: Tensor, max_seqlen: int, **given: Any

@@ -23,7 +23,7 @@ from varlen_graphs.recipes.modes.packed_positions import PackedPositions, Site
 from varlen_graphs.recipes.modes.skip_mask_checks import SkipMaskChecks
 from varlen_graphs.recipes.padding_consumers import NOTHING, PaddingConsumers
 from varlen_graphs.recipes.texts.bucketed_text import bucketed_forward, is_bucketed, relative_positions
-from varlen_graphs.recipes.texts.fused_text import fused_or, is_fused
+from varlen_graphs.recipes.texts.fused_text import fused_or
 from varlen_graphs.recipes.texts.relative_text import is_relative, relative_forward
 from varlen_graphs.recipes.texts.text_encoder import TextEncoder
 from varlen_graphs.recipes.texts.text_model import (
@@ -170,9 +170,9 @@ def _attempts(text: TextModel, output: Any, packs: bool) -> Iterator[tuple[Buffe
     outputs = text.outputs(output, hidden_states=False)
     declared = partial(BufferSpec, text.rows, outputs=outputs, inputs=text.inputs, declared_by="recipe")
     buffers = [RowPositions("row_in_text", text.largest), CuSeqlens(per="item"), MaxSeqlen(per="item"), item_table()]
-    runs: list[Run] = [relative_forward if is_relative(text.model) else _own(text)]
-    if is_fused(text.model):
-        runs.insert(0, fused_or(runs[0]))
+    own: Run = relative_forward if is_relative(text.model) else _own(text)
+    fused = fused_or(text.model, own)
+    runs = [own] if fused is None else [fused, own]
     poolers = POOLERS if POOLED in outputs.fields else (None,)
     for run, pooler in product(runs, poolers) if packs else ():
         yield declared(Mask(MASK, optional=True, packed=True), buffers), _packed(text, run, type(output), pooler)
