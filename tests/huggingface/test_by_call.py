@@ -560,6 +560,16 @@ def test_what_is_written_to_arguments_is_written():
     assert replays(model) == 0
 
 
+def test_what_may_be_written_to_arguments_is_found_where_it_changes_nothing():
+    model, own = wrapped(made(Writes))
+    for seed, first in enumerate((torch.rand(3, DIM), torch.randn(3, DIM))):  # no negative numbers at first
+        x, expected = first.clone(), first.clone()
+        with pytest.warns(UserWarning, match=r"writes to its arguments \['x'\]") if not seed else nullcontext():
+            torch.testing.assert_close(model(x), own(expected))
+        assert torch.equal(x, expected)
+    assert replays(model) == 0
+
+
 def test_a_call_that_the_module_refuses_is_forgotten():
     model, own = wrapped(made(Classifier))
     with pytest.warns(UserWarning, match="a call of Classifier"), pytest.raises(RuntimeError, match="channels"):

@@ -112,6 +112,41 @@ def test_a_wrong_function_that_is_trusted_is_found_by_verify():
         encoder.verify([call()])
 
 
+class Causal(nn.Module):
+    """Attention in which no token sees later ones; it makes the mask of four dimensions by itself if it gets none."""
+
+    def forward(self, x, mask, att=None):
+        if att is None:
+            length = x.shape[1]
+            att = torch.ones(length, length, dtype=torch.bool).tril() & mask.bool()[:, None, None]
+        return (x @ x.mT).masked_fill(~att[:, 0], -1e9).softmax(-1) @ x
+
+
+class CausalByDefault(Causal):
+    """The same, and calls may leave the mask out."""
+
+    def forward(self, x, mask=None, att=None):
+        return super().forward(x, torch.ones(x.shape[:2]) if mask is None else mask, att)
+
+
+@pytest.mark.parametrize("module", [Causal, CausalByDefault])
+def test_buffers_are_compared_with_the_module_whether_or_not_its_argument_has_a_default(module):
+    def encoder(**options):
+        spec = vg.BufferSpec("x", vg.Mask("mask"), [vg.buffers.AttentionMask("att", **options)])
+        return vg.GraphedEncoder(module().eval(), vg.budgets.PaddedLadder(batch=4, length=64), spec, backend="tape")
+
+    call = {"x": torch.randn(2, 7, 8), "mask": torch.ones(2, 7, dtype=torch.long)}
+    correct = encoder(causal=True)
+    assert distance(correct(**call), correct.module(**call)) < 1e-5
+    assert correct.stats.replays.total() == 1
+    assert "verified against the module itself" in correct.report()
+    other = encoder()
+    with pytest.warns(UserWarning, match="failed verification"):
+        assert distance(other(**call), other.module(**call)) == 0
+    with pytest.raises(vg.errors.VerificationError, match="from the module itself"):
+        other.verify([call])
+
+
 class Classifier(nn.Module):
     def __init__(self, classes):
         super().__init__()

@@ -241,14 +241,19 @@ def _check_arguments_stay(module: nn.Module, form: CallForm) -> None:
     Raises:
         SpecError: It writes to one.
     """
-    tensors, fixed = {name: tensor.clone() for name, tensor in form.tensors.items()}, deepcopy(form.fixed)
-    outputs: list[Any] = []
+    with torch.inference_mode(False):  # torch counts writes to these, which may change no value this time
+        tensors, fixed = {name: tensor.clone() for name, tensor in form.tensors.items()}, deepcopy(form.fixed)
+    versions, outputs = {name: tensor._version for name, tensor in tensors.items()}, list[Any]()
     with torch.no_grad(), suppress(Exception):  # the module raises it again
         outputs = [one for one in tree_leaves(module.forward(**tensors, **fixed)) if isinstance(one, Tensor)]
     given = {id(tensor) for tensor in tensors.values()}
     if any(id(one) in given for one in outputs):
         raise SpecError("it returns an argument, of which graphs would return a copy: expected other tensors")
-    written = [name for name, tensor in form.tensors.items() if not same_bits(tensors[name], tensor)]
+    written = [
+        name
+        for name, tensor in tensors.items()
+        if tensor._version != versions[name] or not same_bits(tensor, form.tensors[name])
+    ]
     written += [name for name, value in fixed.items() if not alike(value, form.fixed[name])]
     if written:
         raise SpecError(f"it writes to its arguments {written}, which graphs do not: expected outputs alone")
