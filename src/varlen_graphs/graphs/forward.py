@@ -26,7 +26,7 @@ from varlen_graphs.declaration.other_outputs import OUTPUT_HIDDEN_STATES, check_
 from varlen_graphs.declaration.reading import exact_table, read_layout
 from varlen_graphs.declaration.signature import Signature
 from varlen_graphs.declaration.static_args import StaticKey
-from varlen_graphs.errors import LayoutError, counted, warn
+from varlen_graphs.errors import LayoutError, VarlenGraphsError, counted, warn
 from varlen_graphs.inputs.extra import Input, PerItem
 from varlen_graphs.inputs.patches import Patches
 from varlen_graphs.layouts.dtypes import module_dtype
@@ -370,7 +370,8 @@ class Forward:
         """Return the expected output of a call: the module's own if it can run with these arguments.
 
         Raises:
-            Exception: Neither the module nor the declared forward can.
+            VarlenGraphsError: Neither can run, and the declared forward says why.
+            Exception: The module's own, if neither can run.
         """
         leaves_out = self.is_module and self._signature.leaves_out(call)
         if not (self.answers_itself(call) or leaves_out):
@@ -387,6 +388,8 @@ class Forward:
             of_module = error
         try:
             return Reference(self.exact(call), DECLARATION)  # the module may need more than these arguments
+        except VarlenGraphsError:
+            raise
         except Exception as error:
             raise error if is_out_of_memory(error) else of_module from None
 
