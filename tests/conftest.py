@@ -18,18 +18,18 @@ os.environ["OMP_NUM_THREADS"] = "1"
 torch.set_num_threads(1)
 
 
-gc.disable()
-
-
 @pytest.hookimpl(optionalhook=True)  # the engines' environments have no xdist
 def pytest_xdist_auto_num_workers():
     """Return one process more than there are cores: a tenth of the time tests wait, mostly for child processes."""
     return len(os.sched_getaffinity(0)) + 1 if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1) + 1
 
 
-def pytest_collection_finish():
+gc.set_threshold(100_000, 50, 100)  # cycles are few, and the process ends soon
+
+
+@pytest.fixture(autouse=True, scope="module")
+def frozen_imports():
     """Keep the collector from searching what is imported by now, a million objects, again and again."""
-    gc.enable()
     gc.collect()
     gc.freeze()
 

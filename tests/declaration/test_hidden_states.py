@@ -205,7 +205,7 @@ def test_the_index_of_a_layer_is_a_static_argument():
 @pytest.mark.parametrize("family", TOWERS)
 def test_a_caller_like_llava_selects_a_layer(family, declared):
     tower = tower_of(family)
-    encoder = tower_encoder(tower, declared, budgets=[2, 8], backend="tape")
+    encoder = tower_encoder(tower, declared, budgets=[2, 8], backend="tape", verify=UNVERIFIED)
 
     def select(tower, pixel_values, **others):
         states = tower(pixel_values, output_hidden_states=True, **others).hidden_states
@@ -229,7 +229,7 @@ def test_layers_that_a_call_selects_are_a_static_argument():
     tower, x = tower_of(), images(3, 16)
     if len([state for state in tower(x, output_hidden_states=-2).hidden_states if state is not None]) > 1:
         pytest.skip("this transformers returns all layers or none")
-    encoder = tower_encoder(tower, budgets=[4], backend="tape")
+    encoder = tower_encoder(tower, budgets=[4], backend="tape", verify=UNVERIFIED)
     for layers in (-2, 1, [0, -2], (0, -2)):
         output, expected = encoder(x, output_hidden_states=layers), tower(x, output_hidden_states=layers)
         assert [state is None for state in output.hidden_states] == [state is None for state in expected.hidden_states]
@@ -242,7 +242,7 @@ def test_layers_that_a_call_selects_are_a_static_argument():
 @pytest.mark.parametrize("family", TOWERS)
 def test_the_configuration_asks_unless_the_call_overrides_it(family, asks):
     tower, x = tower_of(family), images(3, 16)
-    encoder = tower_encoder(tower, budgets=[4], backend="tape")
+    encoder = tower_encoder(tower, budgets=[4], backend="tape", verify=UNVERIFIED)
     for setting in (asks, not asks, asks):
         tower.config.output_hidden_states = setting
         for call in CALLS:
@@ -339,7 +339,7 @@ class Caching(nn.Module):
 @pytest.mark.parametrize("family", TOWERS)
 def test_a_capture_leaves_modules_that_record_each_layer_once(family, wrap):
     tower, x = tower_of(family), images(3, 16)
-    encoder = tower_encoder(wrap(tower).eval(), budgets=[4], backend="tape")
+    encoder = tower_encoder(wrap(tower).eval(), budgets=[4], backend="tape", verify=UNVERIFIED)
     assert len(encoder(x, **ASKS).hidden_states) == len(tower(x, **ASKS).hidden_states) == 4
     encoder(x)
     encoder.check()

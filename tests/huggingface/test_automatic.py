@@ -11,6 +11,7 @@ import transformers
 from torch import nn
 
 import varlen_graphs as vg
+from tests.support.encoders import UNVERIFIED, VERIFIED
 from tests.support.multimodal import (
     MULTIMODAL,
     TOWERS,
@@ -28,8 +29,8 @@ from varlen_graphs.recipes.automatic.by_batch import by_batch
 BATCHES = [1, 4]
 
 
-def wrapped(model, **options):
-    return vg.wrap(model, BATCHES, backend="tape", **options)
+def wrapped(model, verify=UNVERIFIED, **options):
+    return vg.wrap(model, BATCHES, backend="tape", verify=verify, **options)
 
 
 def tokens(model, inputs):
@@ -48,7 +49,7 @@ def test_a_model_answers_as_before_and_replays_graphs(family):
     assert not torch.equal(*expected)  # it sees what it is shown
     generated = tokens(model, calls[0]) if model.can_generate() else None
     keys = [*model.state_dict()]
-    wrapped(model)
+    wrapped(model, VERIFIED)
     assert [*model.state_dict()] == keys
     assert all(distance(answer(model, inputs), one) < 1e-5 for inputs, one in zip(calls, expected, strict=True))
     assert generated is None or torch.equal(tokens(model, calls[0]), generated)
@@ -461,7 +462,7 @@ def test_images_that_act_on_each_other_in_large_batches_stay_eager():
     model = nn.Sequential(Grouped()).eval()
     x = random(32, 3, 16, 16)
     expected = model(x)
-    wrapped(model)
+    wrapped(model, VERIFIED)
     with pytest.warns(UserWarning, match="failed verification"):
         assert distance(model(x), expected) == 0
 

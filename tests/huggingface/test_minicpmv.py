@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import varlen_graphs as vg
+from tests.support.encoders import UNVERIFIED, VERIFIED
 from tests.support.minicpm_model import MiniCPMV, prompts
 from tests.support.towers import distance
 
@@ -21,8 +22,8 @@ CASES = {
 }
 
 
-def wrapped(model, **options):
-    return vg.wrap(model, BUDGETS, backend="tape", **options)
+def wrapped(model, verify=UNVERIFIED, **options):
+    return vg.wrap(model, BUDGETS, backend="tape", verify=verify, **options)
 
 
 def same(one, other):
@@ -36,7 +37,7 @@ def test_a_wrapped_model_generates_the_same(case):
     expected = model.generate(**inputs)
     other = [[one + 1 for one in prompt] for prompt in inputs["pixel_values"]]
     assert not same(model.generate(**inputs | {"pixel_values": other}), expected)  # it sees what it is shown
-    assert wrapped(model) is model
+    assert wrapped(model, VERIFIED) is model
     assert [*model.state_dict()] == keys
     assert same(model.generate(**inputs), expected)
     found = vg.encoders(model)

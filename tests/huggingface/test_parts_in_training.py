@@ -11,6 +11,7 @@ import varlen_graphs as vg
 
 transformers = pytest.importorskip("transformers", minversion="5.0")
 
+from tests.support.encoders import UNVERIFIED  # noqa: E402
 from tests.support.towers import distance, pixels, pooled, qwen3_vl_tower  # noqa: E402
 
 SIZES = {
@@ -77,7 +78,7 @@ def head(model):
 )
 def test_calls_are_counted_and_evaluation_leads_back_to_graphs(make, change, reads):
     model, budgets = make()
-    vg.wrap(model, budgets, backend="tape")
+    vg.wrap(model, budgets, backend="tape", verify=UNVERIFIED)
     change(model)
     plain = vg.unwrap(copy.deepcopy(model))
     for calls in (1, 2):

@@ -13,6 +13,7 @@ import transformers
 from torch import nn
 
 import varlen_graphs as vg
+from tests.support.encoders import UNVERIFIED, VERIFIED
 from tests.support.towers import distance, pixels, pooled, qwen3_vl_tower
 from tests.support.whole_models import WHOLE, mixes, prompt, prompts, tokens, whole_model
 from varlen_graphs.attention.transformers import use_attention
@@ -24,8 +25,8 @@ IMAGES, VIDEOS = [(1, 8, 8), (1, 4, 6)], [(2, 4, 4)]
 BUDGETS = [64, 128]
 
 
-def wrapped(model, **options):
-    return vg.wrap(model, BUDGETS, backend="tape", **options)
+def wrapped(model, verify=UNVERIFIED, **options):
+    return vg.wrap(model, BUDGETS, backend="tape", verify=verify, **options)
 
 
 @functools.cache
@@ -76,7 +77,7 @@ def test_a_wrapped_model_generates_the_same_tokens(family):
         expected = [tokens(model, inputs) for inputs in shown]
     assert not torch.equal(expected[0], tokens(model, prompt(model, IMAGES, seed=1)))  # it sees what it is shown
     before, keys = state(tower), [*model.state_dict()]
-    assert wrapped(model) is model
+    assert wrapped(model, VERIFIED) is model
     assert visual(model)[0] is tower
     during = state(tower)
     assert during[""][1].pop("forward")
@@ -296,7 +297,7 @@ def test_towers_of_a_pickled_model_share_a_pool_of_their_own():
 
 
 def test_an_outer_compiler_sees_nothing_of_a_first_call(plain):
-    wrapped(plain)
+    wrapped(plain, VERIFIED)
     inputs = prompt(plain, IMAGES)
     seen = []
 
@@ -368,7 +369,7 @@ def test_norms_under_autocast_leave_queries_and_keys_in_another_dtype(name):
     with torch.autocast("cpu", torch.bfloat16):
         expected = original(**inputs).logits
     for captured in (False, True):
-        wrapped(model)
+        wrapped(model, VERIFIED)
         if captured:
             model(**inputs)
         with torch.autocast("cpu", torch.bfloat16):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import varlen_graphs as vg
-from tests.support.encoders import ON_GPU
+from tests.support.encoders import ON_GPU, UNVERIFIED
 from tests.support.towers import distance, glm4v_tower, pixels, qwen2_tower, qwen3_vl_tower
 
 TOWERS = {
@@ -29,7 +29,7 @@ def test_an_image_of_no_patches_changes_nothing(recipe, make, grid):
     encoder.check()
     assert not encoder.stats.eager
     if recipe is not vg.recipes.glm4v or len(grid) == 2:  # this tower takes the next image's size for an empty one's
-        encoder = recipe(tower, BUDGETS, backend="tape")
+        encoder = recipe(tower, BUDGETS, backend="tape", verify=UNVERIFIED)
         for layout in (grid, torch.tensor(grid)):
             assert distance(encoder(rows, grid_thw=layout), expected) < 1e-5
         assert encoder.stats.eager == {"an item has no rows": 2}

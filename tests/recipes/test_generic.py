@@ -14,6 +14,7 @@ from benchmarks import generic
 from benchmarks.common import read_csv
 from benchmarks.generic import TOWERS, build, rows_for, try_tower
 from tests.support.contract import check_padding_contract
+from tests.support.encoders import UNVERIFIED
 from tests.support.towers import distance, tensors
 from tests.support.whole_models import MROPE, WHOLE, prompt, tokens, whole_model
 from varlen_graphs.declaration.reading import parse
@@ -36,8 +37,8 @@ def generic_tower(name, **changes):
         pytest.skip(f"this transformers has no {name}")
 
 
-def graphed(tower, budgets=BUDGETS[:1]):
-    return vg.recipes.generic(tower, budgets, backend="tape")
+def graphed(tower, budgets=BUDGETS[:1], verify=UNVERIFIED):
+    return vg.recipes.generic(tower, budgets, backend="tape", verify=verify)
 
 
 @cache
@@ -339,7 +340,7 @@ def test_wrap_finds_towers_that_take_precomputed_tensors(name):
         pytest.skip("another name in this transformers")
     model = torch.nn.ModuleDict({"tower": generic_tower(name), "head": torch.nn.Linear(2, 2)}).eval()
     tower = model["tower"]
-    found = vg.encoders(vg.wrap(model, {"tower": BUDGETS[:1]}, backend="tape"))
+    found = vg.encoders(vg.wrap(model, {"tower": BUDGETS[:1]}, backend="tape", verify=UNVERIFIED))
     assert found.how == {"tower": "generic"}
     encoder = found["tower"]
     items = [37, 99] if "Audio" in name else [(1, 4, 4)]

@@ -43,7 +43,10 @@ def test_the_padding_contract_holds_for_images_videos_and_both(tower, encoder):
 
 
 SHARED_TOWER = glm4v_tower(seed=1)
-SHARED = vg.recipes.glm4v(SHARED_TOWER, [vg.budgets.Budget(256, items=4, segments=8)], backend="tape"), SHARED_TOWER
+SHARED = (
+    vg.recipes.glm4v(SHARED_TOWER, [vg.budgets.Budget(256, items=4, segments=8)], backend="tape", verify=UNVERIFIED),
+    SHARED_TOWER,
+)
 
 
 @settings(max_examples=25)
@@ -127,7 +130,7 @@ def test_adapters_are_called(path):
 def test_a_tower_of_a_subclass_gives_the_same_output():
     tower = glm4v_tower()
     tower.__class__ = type("Mine", (type(tower),), {"__module__": __name__})
-    output = vg.recipes.glm4v(tower, [256], backend="tape")(pixels(IMAGES), grid_thw=IMAGES)
+    output = vg.recipes.glm4v(tower, [256], backend="tape", verify=UNVERIFIED)(pixels(IMAGES), grid_thw=IMAGES)
     assert type(output) is type(original_by_frame(tower)(pixels(IMAGES), IMAGES))
 
 

@@ -123,7 +123,7 @@ def test_graphs_are_proven_against_the_tower(encoder, family):
 
 def test_weights_that_change_in_place_are_followed(family):
     tower = grid_tower(family, seed=2)
-    encoder = recipe_of(family)(tower, BUDGETS[:1], backend="tape")
+    encoder = recipe_of(family)(tower, BUDGETS[:1], backend="tape", verify=UNVERIFIED)
     rows, more = rows_of(family)([(1, 8, 8)]), beside(family, [(1, 8, 8)])
     before = encoder(rows, grid_thw=[(1, 8, 8)], **more)
     with torch.no_grad():
@@ -202,7 +202,7 @@ def test_whole_models_give_the_same_features(family):
     call |= {f"image_{name}": value for name, value in beside(family, grid.tolist()).items()}
     with torch.no_grad():
         expected = model.model.get_image_features(**call)
-        vg.wrap(model, [256], backend="tape")
+        vg.wrap(model, [256], backend="tape", verify=UNVERIFIED)
         output = model.model.get_image_features(**call)
         again = model.model.get_image_features(**call)
     ((path, found),) = vg.encoders(model).items()

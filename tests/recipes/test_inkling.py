@@ -115,7 +115,7 @@ def test_whole_models_give_the_same_features():
     rows = torch.randn(16, size, size, 3)
     with torch.no_grad():
         expected = model.model.get_image_features(rows, grid)
-        vg.wrap(model, [16], backend="tape")
+        vg.wrap(model, [16], backend="tape", verify=UNVERIFIED)
         output = model.model.get_image_features(rows, grid)
     assert vg.encoders(model)["model.vision_tower"].stats.replays.total() == 1
     assert all(distance(*pair) < 1e-5 for pair in zip(output.pooler_output, expected.pooler_output, strict=True))

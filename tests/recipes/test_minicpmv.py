@@ -196,7 +196,7 @@ def test_hooks_and_training_run_the_modules_themselves(version):
     vpm, resampler = models(version)
     layout = (SIZES, TIMES) if version == "4.5" else (SIZES,)
     expected = original(vpm, resampler, slices_of(SIZES), *layout)
-    encoder = vg.recipes.minicpmv(vpm, resampler, BUDGETS, backend="tape")
+    encoder = vg.recipes.minicpmv(vpm, resampler, BUDGETS, backend="tape", verify=UNVERIFIED)
     seen = []
     hook = vpm.register_forward_hook(lambda *_: seen.append(1))
     assert distance(encoder(patches(layout), **arguments(layout)), expected) < 1e-5
@@ -220,7 +220,7 @@ def test_the_form_of_the_resampler_that_mixes_up_slices_is_refused():
         ):
             make()
     resampler.batch_infer = True
-    encoder = vg.recipes.minicpmv(vpm, resampler, BUDGETS, backend="tape")
+    encoder = vg.recipes.minicpmv(vpm, resampler, BUDGETS, backend="tape", verify=UNVERIFIED)
     encoder(patches((SIZES,)), tgt_sizes=SIZES)
     resampler.batch_infer = False
     with pytest.raises(
@@ -232,7 +232,7 @@ def test_the_form_of_the_resampler_that_mixes_up_slices_is_refused():
 def test_the_resampler_may_grow_its_table_of_positions():
     """As it does when its own code meets a larger slice: graphs compute positions without a table."""
     vpm, resampler = models("2.6")
-    encoder = vg.recipes.minicpmv(vpm, resampler, ONE, backend="tape")
+    encoder = vg.recipes.minicpmv(vpm, resampler, ONE, backend="tape", verify=UNVERIFIED)
     expected = encoder(patches((SIZES,)), tgt_sizes=SIZES)
     original(vpm, resampler, slices_of([(1, 75)]), [(1, 75)])
     assert len(resampler.pos_embed) == 75
@@ -316,7 +316,7 @@ def test_adapters_are_called(path):
 def test_the_modules_stay_as_they_are_and_weights_may_change_in_place():
     vpm, resampler = models("2.6")
     names = [*vpm.state_dict(), *resampler.state_dict()]
-    encoder = vg.recipes.minicpmv(vpm, resampler, ONE, backend="tape")
+    encoder = vg.recipes.minicpmv(vpm, resampler, ONE, backend="tape", verify=UNVERIFIED)
     before = encoder(patches((SIZES,)), tgt_sizes=SIZES)
     with torch.no_grad():
         resampler.attn.in_proj_weight.mul_(0.5)
@@ -335,7 +335,7 @@ def test_slices_may_be_written_into_the_arena():
 
 
 def test_sizes_on_the_device_are_read_where_they_are():
-    encoder = vg.recipes.minicpmv(*TOWERS["2.6"], [vg.budgets.Budget(384, items=6)], backend="tape")
+    encoder = vg.recipes.minicpmv(*TOWERS["2.6"], [vg.budgets.Budget(384, items=6)], backend="tape", verify=UNVERIFIED)
     rows = patches((SIZES,))
     expected = padded_original("2.6")(rows, (SIZES,))
     assert distance(encoder(rows, torch.tensor(SIZES, dtype=torch.int32)), expected) < 1e-5

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import varlen_graphs as vg
+from tests.support.encoders import UNVERIFIED
 from tests.support.operators import operators
 from varlen_graphs.huggingface.installed import Shared, Understood, install
 from varlen_graphs.recipes.modes.packed_positions import PackedPositions
@@ -175,7 +176,7 @@ def test_layers_run_fused(name, dtype):
 def test_layers_run_fused_after_the_model_has_recorded_hidden_states(name):
     model = text_model(name)
     model(**texts(model, [9, 4]), output_hidden_states=True)  # leaves hooks of transformers
-    encoder = text_encoder(name, model)
+    encoder = text_encoder(name, model, verify=UNVERIFIED)
     counts = operators(encoder, **texts(model, [9, 30, 4]))
     assert all(counts[f"varlen_graphs::{one}"] for one in FUSED[name])
 
@@ -192,7 +193,10 @@ def test_a_wrapped_model_runs_fused():
 @pytest.mark.parametrize("name", ["bert", "qwen3", "modernbert"])
 def test_a_forward_that_is_replaced_after_the_capture_is_followed(name):
     model = text_model(name)
-    encoder, call = text_encoder(name, model, capture=vg.options.Capture(on_change="recapture")), texts(model, [9, 4])
+    encoder, call = (
+        text_encoder(name, model, capture=vg.options.Capture(on_change="recapture"), verify=UNVERIFIED),
+        texts(model, [9, 4]),
+    )
     layer = (model.encoder.layer if name == "bert" else model.layers)[1]
     with torch.no_grad():
         encoder(**call)
@@ -235,7 +239,7 @@ def test_models_and_layers_that_are_no_longer_those_of_transformers_run_their_ow
 
 @pytest.mark.parametrize("name", ["t5", "mpnet"])
 def test_biases_by_position_follow_weights_that_change_in_place(name):
-    encoder = text_encoder(name)
+    encoder = text_encoder(name, verify=UNVERIFIED)
     call = texts(encoder.module, [9, 64, 4])
     encoder(**call)
     table = next(p for n, p in encoder.module.named_parameters() if "relative_attention_bias" in n)
@@ -246,7 +250,7 @@ def test_biases_by_position_follow_weights_that_change_in_place(name):
 
 
 def test_a_batch_costs_its_real_tokens():
-    encoder = text_encoder("bert")
+    encoder = text_encoder("bert", verify=UNVERIFIED)
     encoder(**texts(encoder.module, [60, 1, 1, 1]))
     assert encoder.stats.replays == {encoder.budgets[0]: 1}
     assert encoder.stats.rows == 63
@@ -273,7 +277,7 @@ EAGER = {
 def test_what_graphs_do_not_take_the_model_answers_itself(change, reason):
     model = text_model("bert")
     model.set_attn_implementation("eager")  # which returns its weights
-    encoder = text_encoder("bert", model)
+    encoder = text_encoder("bert", model, verify=UNVERIFIED)
     call = change(texts(model, [9, 5]))
     with torch.no_grad():
         out, expected = encoder(**call), model(**call)
@@ -283,7 +287,7 @@ def test_what_graphs_do_not_take_the_model_answers_itself(change, reason):
 
 @pytest.mark.parametrize("name", ["qwen3", "qwen3 with windows", "modernbert", "nomic-bert", "t5"])
 def test_texts_padded_on_the_left_are_graphed_where_the_model_does_not_mind_the_side(name):
-    encoder = text_encoder(name)
+    encoder = text_encoder(name, verify=UNVERIFIED)
     model = encoder.module
     assert encoder.takes_left
     for seed, lengths in enumerate([[9, 5, 30], [30, 30], [1, 33], [2], [60, 3, 12]]):
@@ -299,7 +303,7 @@ def test_calls_padded_on_the_left_that_run_eager_are_answered_as_they_came():
     """Keys and values, attentions and hooks show the order of tokens."""
     model, seen = text_model("qwen3", use_cache=True), []
     model.set_attn_implementation("eager")
-    encoder, call = text_encoder("qwen3", model), from_left(texts(model, [9, 5]))
+    encoder, call = text_encoder("qwen3", model, verify=UNVERIFIED), from_left(texts(model, [9, 5]))
     with torch.no_grad():
         for more in ({}, {"use_cache": False, "output_attentions": True}, {"use_cache": False, "return_dict": False}):
             out, expected = encoder(**call, **more), model(**call, **more)
@@ -337,7 +341,7 @@ def test_a_mask_of_ones_stays_where_it_means_something():
 @pytest.mark.parametrize("ends", [True, False])
 def test_padding_in_which_the_pooler_finds_its_token_is_that_of_the_call(changes, pad, ends):
     model = text_model("clip text", **changes)
-    encoder, call = text_encoder("clip text", model), texts(model, [12, 5, 3])
+    encoder, call = text_encoder("clip text", model, verify=UNVERIFIED), texts(model, [12, 5, 3])
     real = call["attention_mask"].bool()
     call["input_ids"] = torch.where(real, call["input_ids"] % 90 + 5, pad)
     if ends:
@@ -353,7 +357,7 @@ def test_padding_in_which_the_pooler_finds_its_token_is_that_of_the_call(changes
 @pytest.mark.parametrize("masked", [True, False])
 def test_texts_without_an_end_are_not_pooled_in_the_padding_of_graphs(masked):
     model = text_model("clip text", pad_token_id=98)  # the end pads, as with the tokenizer of CLIP
-    encoder, call = text_encoder("clip text", model), texts(model, [12, 12])
+    encoder, call = text_encoder("clip text", model, verify=UNVERIFIED), texts(model, [12, 12])
     call["input_ids"][0, -1] = 5
     if not masked:
         del call["attention_mask"]
@@ -387,7 +391,7 @@ def test_padding_that_a_model_reads_is_that_of_the_call(name):
         model = transformers.EsmModel(config).eval()
     else:  # reads the token after each one
         model = text_model(name)
-    encoder, call = text_encoder(name if name in PADDED else "bert", model), texts(model, [12, 7])
+    encoder, call = text_encoder(name if name in PADDED else "bert", model, verify=UNVERIFIED), texts(model, [12, 7])
     call["input_ids"][:, 2] = 32
     check_other_padding(encoder, call, 32)
 
@@ -397,13 +401,13 @@ def test_padding_on_the_left_from_which_a_model_counts_positions_is_that_of_the_
     sizes = {"d_model": 32, "encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 48}
     config = transformers.M2M100Config(vocab_size=99, decoder_layers=1, decoder_attention_heads=2, **sizes)
     model = transformers.M2M100Model(config).eval().encoder
-    encoder, call = text_encoder("bert", model), texts(model, [12, 7])
+    encoder, call = text_encoder("bert", model, verify=UNVERIFIED), texts(model, [12, 7])
     call = {name: tensor.flip(1) for name, tensor in call.items()}  # padded on the left
     check_other_padding(encoder, call, 2)
 
 
 def test_masks_with_gaps_run_eager_where_both_sides_are_taken():
-    encoder = text_encoder("qwen3")
+    encoder = text_encoder("qwen3", verify=UNVERIFIED)
     call = texts(encoder.module, [9, 5])
     call["attention_mask"][0, 3] = 0
     with torch.no_grad():
@@ -420,7 +424,7 @@ def test_embeddings_that_require_grad_get_gradients():
 
 
 def test_a_model_that_is_set_to_return_its_cache_runs_eager():
-    encoder = text_encoder("qwen3")
+    encoder = text_encoder("qwen3", verify=UNVERIFIED)
     call = texts(encoder.module, [9, 5])
     encoder(**call)
     assert not encoder.stats.eager
@@ -623,7 +627,7 @@ def test_ranges_that_count_something_else_are_what_they_are():
         return own(hidden_states + channels, *args, **kwargs)
 
     model.layers[0].forward = forward
-    encoder = text_encoder("bart", model, verify=vg.options.Verify(at_capture=False))
+    encoder = text_encoder("bart", model, verify=UNVERIFIED)
     for lengths in ([64], [40, 20], [30, 3, 1]):
         call = texts(model, lengths)
         assert error_of(encoder(**call), model(**call), call["attention_mask"]) < 1e-5

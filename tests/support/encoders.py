@@ -55,7 +55,10 @@ def attention_spec(**changes):
 
 
 UNVERIFIED = vg.options.Verify(at_capture=False)
-"""For modules that the proof of new graphs would refuse, rightly."""
+"""For modules that the check of new graphs would refuse, rightly, and for tests that are about something else."""
+
+VERIFIED = vg.options.Verify()
+"""As by default."""
 
 ON_GPU = vg.options.GpuLayouts(simulated=True)
 """Lets tensors of items on the CPU stand for those on a GPU, which the host does not see."""
