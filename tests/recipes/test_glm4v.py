@@ -1,16 +1,15 @@
 """`vg.recipes.glm4v`: the vision towers of GLM-4.1V and its successors."""
 
-import copy
-
 import pytest
 import torch
 from hypothesis import given, settings
 
 import varlen_graphs as vg
 from tests.support import strategies
-from tests.support.contract import check_half_precision, check_padding_contract
+from tests.support.contract import check_padding_contract
 from tests.support.encoders import UNVERIFIED
-from tests.support.towers import GLM, adapt, distance, frames, glm4v_tower, original_by_frame, pixels, tensors
+from tests.support.recipe_contract import RecipeContract
+from tests.support.towers import GLM, distance, frames, glm4v_tower, original_by_frame, pixels, tensors
 
 IMAGES = [(1, 8, 8), (1, 6, 10), (1, 2, 2)]
 VIDEO = [(5, 4, 6)]
@@ -118,31 +117,11 @@ PATHS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_adapters_are_called(path):
-    tower = glm4v_tower()
-    adapt(tower, path)
-    encoder = vg.recipes.glm4v(tower, [256], backend="tape", verify=UNVERIFIED)
-    rows = pixels(IMAGES)
-    assert distance(encoder(rows, grid_thw=IMAGES), original_by_frame(tower)(rows, IMAGES)) < 1e-5
-
-
 def test_a_tower_of_a_subclass_gives_the_same_output():
     tower = glm4v_tower()
     tower.__class__ = type("Mine", (type(tower),), {"__module__": __name__})
     output = vg.recipes.glm4v(tower, [256], backend="tape", verify=UNVERIFIED)(pixels(IMAGES), grid_thw=IMAGES)
     assert type(output) is type(original_by_frame(tower)(pixels(IMAGES), IMAGES))
-
-
-@pytest.mark.parametrize("family", GLM)
-def test_half_precision_is_as_close_to_float32_as_the_original(family):
-    tower = glm4v_tower(dtype=torch.bfloat16, family=family)
-    exact = copy.deepcopy(tower).float()
-    encoder = vg.recipes.glm4v(tower, [256], backend="tape", verify=UNVERIFIED)
-    rows = pixels(IMAGES).bfloat16()
-    expected = original_by_frame(exact)(rows.float(), IMAGES)
-    eager, output = original_by_frame(tower)(rows, IMAGES), encoder(rows, grid_thw=IMAGES)
-    check_half_precision(output, eager, expected, torch.bfloat16)
 
 
 def test_heads_patches_and_the_table_of_the_real_size():
@@ -153,3 +132,13 @@ def test_heads_patches_and_the_table_of_the_real_size():
     grid = [(1, 16, 16), (2, 10, 8)]
     rows = pixels(grid, row=3 * 2 * 14 * 14)
     assert distance(encoder(rows, grid_thw=grid), original_by_frame(tower)(rows, grid)) < 1e-5
+
+
+class TestContract(RecipeContract):
+    recipe, budgets, argument = staticmethod(vg.recipes.glm4v), [256], "grid_thw"
+    families = tuple({"family": family} for family in GLM)
+    tower, original = staticmethod(glm4v_tower), staticmethod(original_by_frame)
+    adapted, hooked = PATHS, "blocks.1"
+
+    def example(self):
+        return pixels(IMAGES), IMAGES

@@ -9,10 +9,11 @@ from hypothesis import given, settings
 import varlen_graphs as vg
 from benchmarks.coverage import tiny
 from tests.support import strategies
-from tests.support.contract import check_half_precision, check_padding_contract
+from tests.support.contract import check_padding_contract
 from tests.support.encoders import UNVERIFIED
 from tests.support.inkling import inkling_tower, original_of, tokens_of
-from tests.support.towers import adapt, distance
+from tests.support.recipe_contract import RecipeContract
+from tests.support.towers import distance
 
 BUDGETS = [vg.budgets.Budget(48, items=5), vg.budgets.Budget(128, items=6)]
 MIXED = [(1, 4, 4), (1, 3, 5), (1, 1, 7)]
@@ -68,24 +69,6 @@ def test_verify_finds_nothing_and_graphs_are_proven_against_the_tower():
     assert "verified against the module itself" in str(encoder.report())
 
 
-def test_adapters_are_called():
-    tower = inkling_tower("inkling2")
-    for path in ("layers.1.self_attn.k_proj", "merger.linear_1"):
-        adapt(tower, path)
-    encoder = vg.recipes.inkling2(tower.eval(), BUDGETS[:1], backend="tape", verify=UNVERIFIED)
-    rows = tokens_of()(MIXED)
-    assert distance(encoder(rows, image_grid_thw=MIXED), original_of(tower)(rows, MIXED)) < 1e-5
-
-
-def test_half_precision_is_as_close_to_float32_as_the_original():
-    tower, exact = inkling_tower("inkling2", dtype=torch.bfloat16), inkling_tower("inkling2", dtype=torch.bfloat16)
-    encoder = vg.recipes.inkling2(tower, BUDGETS[:1], backend="tape", verify=UNVERIFIED)
-    rows = tokens_of()(MIXED).bfloat16()
-    expected = original_of(exact.float())(rows.float(), MIXED)
-    output, eager = encoder(rows, image_grid_thw=MIXED), original_of(tower)(rows, MIXED)
-    check_half_precision(output, eager, expected, torch.bfloat16)
-
-
 @pytest.mark.parametrize("grid", [[(1, 0, 4)], [(1, 4, 4), (1, -1, 2)], [(1, 4)], []])
 def test_wrong_items_get_errors(grid):
     _, encoder = shared()
@@ -119,3 +102,12 @@ def test_whole_models_give_the_same_features():
         output = model.model.get_image_features(rows, grid)
     assert vg.encoders(model)["model.vision_tower"].stats.replays.total() == 1
     assert all(distance(*pair) < 1e-5 for pair in zip(output.pooler_output, expected.pooler_output, strict=True))
+
+
+class TestContract(RecipeContract):
+    recipe, budgets, argument = staticmethod(vg.recipes.inkling2), BUDGETS[:1], "image_grid_thw"
+    tower, original = staticmethod(functools.partial(inkling_tower, "inkling2")), staticmethod(original_of)
+    adapted, hooked = ("layers.1.self_attn.k_proj", "merger.linear_1"), "layers.1"
+
+    def example(self):
+        return tokens_of()(MIXED), MIXED

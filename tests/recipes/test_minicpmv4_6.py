@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 import varlen_graphs as vg
 from benchmarks.coverage import tiny
-from tests.support.contract import check_half_precision, check_padding_contract
+from tests.support.contract import check_padding_contract
 from tests.support.encoders import UNVERIFIED
 from tests.support.minicpm46 import original_of, strip_tower, strips_of
-from tests.support.towers import adapt, distance
+from tests.support.recipe_contract import RecipeContract
+from tests.support.towers import distance
 
 BUDGETS = [vg.budgets.Budget(48, items=5), vg.budgets.Budget(128, items=6)]
 MIXED = [(4, 4), (2, 10), (6, 2)]
@@ -89,23 +90,6 @@ def test_verify_finds_nothing_and_graphs_are_proven_against_the_tower():
     assert "verified against the module itself" in str(encoder.report())
 
 
-def test_adapters_are_called():
-    tower = strip_tower()
-    for path in ("encoder.layers.1.self_attn.k_proj", "vit_merger.linear_1", "vit_merger.self_attn.q_proj"):
-        adapt(tower, path)
-    encoder = vg.recipes.minicpmv4_6(tower.eval(), BUDGETS[:1], backend="tape", verify=UNVERIFIED)
-    strip = strips_of()(MIXED)
-    assert distance(encoder(strip, target_sizes=MIXED), original_of(tower)(strip, MIXED)) < 1e-5
-
-
-def test_half_precision_is_as_close_to_float32_as_the_original():
-    tower, exact = strip_tower(dtype=torch.bfloat16), strip_tower(dtype=torch.bfloat16)
-    encoder = vg.recipes.minicpmv4_6(tower, BUDGETS[:1], backend="tape", verify=UNVERIFIED)
-    strip = strips_of()(MIXED).bfloat16()
-    expected = original_of(exact.float())(strip.float(), MIXED)
-    check_half_precision(encoder(strip, target_sizes=MIXED), original_of(tower)(strip, MIXED), expected, torch.bfloat16)
-
-
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
@@ -160,3 +144,13 @@ def test_a_tower_that_merges_all_slices_at_one_size_is_refused(monkeypatch):
         vg.errors.SpecError, match="merges all slices of a call as though they had the size of the first one"
     ):
         vg.recipes.minicpmv4_6(tower, BUDGETS, backend="tape")
+
+
+class TestContract(RecipeContract):
+    recipe, budgets, argument = staticmethod(vg.recipes.minicpmv4_6), BUDGETS[:1], "target_sizes"
+    tower, original = staticmethod(strip_tower), staticmethod(original_of)
+    adapted = "encoder.layers.1.self_attn.k_proj", "vit_merger.linear_1", "vit_merger.self_attn.q_proj"
+    hooked = "encoder.layers.1"
+
+    def example(self):
+        return strips_of()(MIXED), MIXED

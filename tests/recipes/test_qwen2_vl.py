@@ -8,9 +8,10 @@ from hypothesis import given, settings
 
 import varlen_graphs as vg
 from tests.support import strategies
-from tests.support.contract import check_half_precision, check_padding_contract
+from tests.support.contract import check_padding_contract
 from tests.support.encoders import UNVERIFIED
-from tests.support.towers import QWEN2, ROW, adapt, distance, original_of, pixels, pooled, qwen2_recipe, qwen2_tower
+from tests.support.recipe_contract import RecipeContract
+from tests.support.towers import QWEN2, ROW, distance, original_of, pixels, pooled, qwen2_recipe, qwen2_tower
 from varlen_graphs.attention.transformers import use_attention
 
 IMAGES = [(1, 8, 14), (1, 6, 10), (1, 2, 2)]
@@ -158,20 +159,14 @@ def test_an_unmodified_tower_is_graphed_from_declared_buffers(family):
     check_padding_contract(encoder, original_of(tower), pixels, "grid_thw", layouts, 1e-5)
 
 
-@pytest.mark.parametrize("path", ["patch_embed.proj", "blocks.0.attn.qkv", "blocks.1.mlp.up_proj", "blocks.2.norm1"])
-def test_adapters_are_called(path):
-    tower = qwen2_tower()
-    adapt(tower, path)
-    rows, encoder = pixels(IMAGES), qwen2_encoder(tower, verify=UNVERIFIED)
-    assert distance(encoder(rows, grid_thw=IMAGES), original_of(tower)(rows, IMAGES)) < 1e-5
+class TestContract(RecipeContract):
+    budgets, argument = [256], "grid_thw"
+    families = tuple({"family": family, "seed": seed} for family in QWEN2 for seed in range(2))
+    tower, original = staticmethod(qwen2_tower), staticmethod(original_of)
+    adapted, hooked = ("patch_embed.proj", "blocks.0.attn.qkv", "blocks.1.mlp.up_proj", "blocks.2.norm1"), "blocks.1"
 
+    def recipe(self, tower, budgets, **options):
+        return qwen2_recipe(tower)(tower, budgets, **options)
 
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("family", QWEN2)
-def test_half_precision_is_as_close_to_float32_as_the_original(family, seed):
-    tower = qwen2_tower(seed, dtype=torch.bfloat16, family=family)
-    exact = qwen2_tower(seed, family=family).to(torch.bfloat16).float()
-    rows, encoder = pixels(IMAGES, seed).bfloat16(), qwen2_encoder(tower, verify=UNVERIFIED)
-    expected = original_of(exact)(rows.float(), IMAGES)
-    eager, output = original_of(tower)(rows, IMAGES), encoder(rows, grid_thw=IMAGES)
-    check_half_precision(output, eager, expected, torch.bfloat16)
+    def example(self):
+        return pixels(IMAGES), IMAGES

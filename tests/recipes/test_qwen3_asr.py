@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 import varlen_graphs as vg
-from tests.support.contract import check_half_precision
 from tests.support.encoders import UNVERIFIED
 from tests.support.qwen3_asr import asr_tower, clips
-from tests.support.towers import adapt, distance, equal_bits
+from tests.support.recipe_contract import RecipeContract
+from tests.support.towers import distance, equal_bits
 
 BUDGETS = [vg.budgets.Budget(4, items=3), vg.budgets.Budget(8, items=6)]
 LENGTHS = [230, 99, 301]
@@ -106,30 +106,6 @@ def test_training_runs_the_tower_with_its_gradients():
     assert not encoder.module.training
 
 
-@pytest.mark.parametrize("path", ["conv2d2", "layers.1.self_attn.v_proj", "layers.2.fc1", "ln_post"])
-def test_adapters_are_called(path):
-    class Scaled(nn.Module):
-        def __init__(self, base_layer):
-            super().__init__()
-            self.base_layer = base_layer
-
-        def forward(self, x):
-            return self.base_layer(x) * 2 + 1
-
-    tower = asr_tower()
-    adapt(tower, path, Scaled)
-    encoder = vg.recipes.qwen3_asr(tower.eval(), BUDGETS[1:], backend="tape", verify=UNVERIFIED)
-    assert distance(encoder(*clips(LENGTHS)), original(tower, *clips(LENGTHS))) < 1e-5
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_is_as_close_to_float32_as_the_original(dtype):
-    tower, exact = asr_tower(dtype), asr_tower(dtype).float()
-    x, mask = clips(LENGTHS, dtype=dtype)
-    output = vg.recipes.qwen3_asr(tower, BUDGETS[1:], backend="tape", verify=UNVERIFIED)(x, mask)
-    check_half_precision(output, original(tower, x, mask), original(exact, x.float(), mask), dtype)
-
-
 def test_wrap_puts_it_in_the_place_of_the_towers_forward():
     model = nn.ModuleDict({"audio_tower": asr_tower(), "head": nn.Linear(2, 2)})
     tower, (x, mask) = model["audio_tower"], clips(LENGTHS)
@@ -144,3 +120,16 @@ def test_wrap_puts_it_in_the_place_of_the_towers_forward():
     assert encoder.stats.eager.total() == 1
     vg.unwrap(model)
     assert equal_bits(original(tower, x, mask), expected)
+
+
+class TestContract(RecipeContract):
+    recipe, budgets, argument = staticmethod(vg.recipes.qwen3_asr), BUDGETS[1:], "input_features_mask"
+    dtypes = torch.bfloat16, torch.float16
+    adapted, hooked = ("conv2d2", "layers.1.self_attn.v_proj", "layers.2.fc1", "ln_post"), "layers.1"
+    tower = staticmethod(asr_tower)
+
+    def example(self):
+        return clips(LENGTHS)
+
+    def original(self, tower):
+        return functools.partial(original, tower)

@@ -9,9 +9,10 @@ from hypothesis import given, settings
 
 import varlen_graphs as vg
 from tests.support import strategies
-from tests.support.contract import check_half_precision, check_padding_contract
+from tests.support.contract import check_padding_contract
 from tests.support.encoders import UNVERIFIED
-from tests.support.towers import FAMILIES, ROW, adapt, distance, original_of, pixels, qwen3_vl_tower
+from tests.support.recipe_contract import RecipeContract
+from tests.support.towers import FAMILIES, ROW, distance, original_of, pixels, qwen3_vl_tower
 from varlen_graphs.attention.transformers import ATTENTION, use_attention
 
 IMAGES = [(1, 8, 8), (1, 6, 10), (1, 2, 2)]
@@ -105,19 +106,6 @@ def test_hidden_states_are_graphed_where_the_original_records_them(tower, encode
     assert encoder.stats.replays.total() == replays + 1 + recorded
 
 
-def test_hooks_see_the_original_run(tower, encoder):
-    encoder.stats.eager.clear()
-    assert isinstance(encoder.eager(pixels(IMAGES), grid_thw=IMAGES, return_dict=False), tuple)
-    seen = []
-    hook = tower.blocks[1].register_forward_hook(lambda *args: seen.append(1))
-    rows = pixels(IMAGES)
-    output = encoder(rows, grid_thw=torch.tensor(IMAGES))
-    hook.remove()
-    assert seen == [1]
-    assert encoder.stats.eager == {"forward hooks": 1}
-    assert distance(output, original_of(tower)(rows, IMAGES)) == 0
-
-
 def test_arguments_of_the_tower_that_the_recipe_does_not_take_run_the_original(encoder):
     encoder.stats.eager.clear()
     encoder(pixels(IMAGES), grid_thw=IMAGES, use_cache=True)
@@ -197,15 +185,6 @@ def test_our_attention_refuses_what_is_not_packed():
         flash_attention(None, q, q, q, cu_seq_lens_q=cu_seqlens, cu_seq_lens_k=cu_seqlens.clone())
 
 
-@pytest.mark.parametrize("path", ["patch_embed.proj", "blocks.0.attn.qkv", "blocks.1.mlp.linear_fc1", "blocks.2.norm1"])
-def test_adapters_are_called(path):
-    tower = qwen3_vl_tower()
-    adapt(tower, path)
-    encoder = vg.recipes.qwen3_vl(tower, [256], backend="tape", verify=UNVERIFIED)
-    rows = pixels(IMAGES)
-    assert distance(encoder(rows, grid_thw=IMAGES), original_of(tower)(rows, IMAGES)) < 1e-5
-
-
 def test_a_tower_of_a_subclass_gives_the_same_output():
     tower = qwen3_vl_tower()
     tower.__class__ = type("Mine", (type(tower),), {"__module__": __name__})
@@ -213,12 +192,11 @@ def test_a_tower_of_a_subclass_gives_the_same_output():
     assert type(output) is type(original_of(tower)(pixels(IMAGES), IMAGES))
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_half_precision_is_as_close_to_float32_as_the_original(seed):
-    tower = qwen3_vl_tower(seed, dtype=torch.bfloat16)
-    exact = qwen3_vl_tower(seed).to(torch.bfloat16).float()
-    encoder = vg.recipes.qwen3_vl(tower, [256], backend="tape", verify=UNVERIFIED)
-    rows = pixels(IMAGES, seed).bfloat16()
-    expected = original_of(exact)(rows.float(), IMAGES)
-    eager, output = original_of(tower)(rows, IMAGES), encoder(rows, grid_thw=IMAGES)
-    check_half_precision(output, eager, expected, torch.bfloat16)
+class TestContract(RecipeContract):
+    recipe, budgets, argument = staticmethod(vg.recipes.qwen3_vl), [256], "grid_thw"
+    families = ({"seed": 0}, {"seed": 1})
+    tower, original = staticmethod(qwen3_vl_tower), staticmethod(original_of)
+    adapted, hooked = ("patch_embed.proj", "blocks.0.attn.qkv", "blocks.1.mlp.linear_fc1", "blocks.2.norm1"), "blocks.1"
+
+    def example(self):
+        return pixels(IMAGES), IMAGES

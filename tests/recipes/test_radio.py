@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 import varlen_graphs as vg
-from tests.support.contract import check_half_precision, check_padding_contract
+from tests.support.contract import check_padding_contract
 from tests.support.encoders import UNVERIFIED, wait_for
 from tests.support.radio import ROW, patches, radio_original, radio_tower
-from tests.support.towers import adapt, distance, equal_bits
+from tests.support.recipe_contract import RecipeContract
+from tests.support.towers import distance, equal_bits
 
 BUDGETS = [vg.budgets.Budget(64, items=4), vg.budgets.Budget(128, items=8)]
 SHAPES = [(4, 6), (9, 2), (5, 5)]
@@ -107,34 +108,6 @@ def test_the_tower_answers_batches_that_no_graph_can():
     assert count == 1
 
 
-@pytest.mark.parametrize("path", ["embeddings.patch_projection", "encoder.layer.0.attention.k_proj",
-                                  "encoder.layer.1.layer_scale1", "encoder.layer.2.mlp.fc1"])  # fmt: skip
-def test_adapters_are_called(path):
-    class Scaled(nn.Module):
-        def __init__(self, base_layer):
-            super().__init__()
-            self.base_layer, self.weight = base_layer, getattr(base_layer, "weight", None)
-
-        def forward(self, x):
-            return self.base_layer(x) * 2 + 1
-
-    tower = radio_tower()
-    adapt(tower, path, Scaled)
-    encoder = vg.recipes.radio(tower.eval(), BUDGETS[1:], backend="tape", verify=UNVERIFIED)
-    assert distance(encoder(patches(SHAPES), SHAPES), radio_original(tower)(patches(SHAPES), SHAPES)) < 1e-5
-
-
-def test_half_precision_is_as_close_to_float32_as_the_original():
-    tower, exact = radio_tower(torch.bfloat16), radio_tower()
-    with torch.no_grad():
-        for own, rounded in zip(exact.parameters(), tower.parameters(), strict=True):
-            own.copy_(rounded)
-    rows = patches(SHAPES).bfloat16()
-    output = vg.recipes.radio(tower, BUDGETS[1:], backend="tape", verify=UNVERIFIED)(rows, SHAPES)
-    expected = radio_original(exact)(rows.float(), SHAPES)
-    check_half_precision(output, radio_original(tower)(rows, SHAPES), expected, torch.bfloat16)
-
-
 @pytest.mark.parametrize(
     ("rows", "shapes", "message"),
     [
@@ -166,3 +139,16 @@ def test_wrap_serves_both_forms_inside_of_a_model():
     assert not encoder.batches.stats.eager
     vg.unwrap(model)
     assert equal_bits(original(patches(SHAPES), SHAPES), expected)
+
+
+class TestContract(RecipeContract):
+    recipe, budgets, argument = staticmethod(vg.recipes.radio), BUDGETS[1:], "image_grid_hw"
+    tower, original = staticmethod(radio_tower), staticmethod(radio_original)
+    adapted = (
+        "embeddings.patch_projection", "encoder.layer.0.attention.k_proj", "encoder.layer.1.layer_scale1",
+        "encoder.layer.2.mlp.fc1",
+    )  # fmt: skip
+    hooked = "encoder.layer.1"
+
+    def example(self):
+        return patches(SHAPES), SHAPES

@@ -1,6 +1,5 @@
 """SigLIP 2 with NaFlex, and the models it is part of."""
 
-import copy
 import importlib
 
 import pytest
@@ -10,8 +9,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 import varlen_graphs as vg
-from tests.support.contract import check_half_precision, check_padding_contract
+from tests.support.contract import check_padding_contract
 from tests.support.encoders import UNVERIFIED
+from tests.support.recipe_contract import RecipeContract
 from tests.support.text_encoders import IS_OLD
 from tests.support.towers import adapt, distance, siglip2_tower
 
@@ -136,20 +136,6 @@ def test_an_image_larger_than_every_budget_runs_eager_beside_the_others():
     assert encoder.stats.replays.total() == 1
 
 
-def test_weights_that_change_in_place_are_followed():
-    """The position table as well: nothing of it is kept, however often a size came."""
-    tower = siglip2_tower(seed=2)
-    encoder = vg.recipes.siglip2(tower, ONE, backend="tape", verify=UNVERIFIED)
-    rows, mask, shapes = call(SHAPES)
-    before = encoder(rows, mask, shapes)
-    with torch.no_grad():
-        position_embedding = next(p for name, p in tower.named_parameters() if "position_embedding" in name)
-        position_embedding.neg_()
-    after = encoder(rows, mask, shapes)
-    assert distance(after, before) > 0.01
-    assert distance(after, masked_original(tower)(rows, SHAPES)) < 1e-5
-
-
 def test_the_sizes_of_the_real_towers():
     """LFM2-VL's: 16 heads of 72, a table of 16 x 16; one layer of it."""
     tower = siglip2_tower(
@@ -160,19 +146,6 @@ def test_the_sizes_of_the_real_towers():
     encoder = vg.recipes.siglip2(tower, [192], backend="tape", verify=UNVERIFIED)
     output = encoder(rows, mask_of(shapes), torch.tensor(shapes))
     assert distance(output, masked_original(tower)(rows, shapes)) < 1e-5
-
-
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_is_as_close_to_float32_as_the_original(dtype, seed):
-    tower = siglip2_tower(seed, dtype=dtype)
-    exact = copy.deepcopy(tower).float()
-    encoder = vg.recipes.siglip2(tower, ONE, backend="tape", verify=UNVERIFIED)
-    rows, mask, shapes = call(SHAPES, seed)
-    rows = rows.to(dtype)
-    expected = masked_original(exact)(rows.float(), SHAPES)
-    eager, output = masked_original(tower)(rows, SHAPES), encoder(rows, mask, shapes)
-    check_half_precision(output, eager, expected, dtype)
 
 
 def test_hooks_and_recorded_outputs_come_from_the_original():
@@ -312,3 +285,16 @@ def test_siglip2_scores_images_against_texts_as_before():
     texts = [] if IS_OLD else ["text_model"]  # transformers 4 does not pack them
     assert vg.encoders(model).keys() == {"vision_model", *texts}
     assert all(encoder.stats.replays.total() == 1 for encoder in vg.encoders(model).values())
+
+
+class TestContract(RecipeContract):
+    recipe, budgets, argument = staticmethod(vg.recipes.siglip2), ONE, "spatial_shapes"
+    families, dtypes = ({"seed": 0}, {"seed": 1}), (torch.bfloat16, torch.float16)
+    tower, original = staticmethod(siglip2_tower), staticmethod(masked_original)
+    adapted, hooked = (), "encoder.layers.1"
+
+    def example(self):
+        return patch_batch(SHAPES), SHAPES
+
+    def arguments(self, shapes):
+        return {"pixel_attention_mask": mask_of(shapes), "spatial_shapes": torch.tensor(shapes)}

@@ -133,12 +133,12 @@ def _enlarged(tower, by=4):
 
 
 class Adapted(torch.nn.Module):
-    """An adapter in the place of a layer: it has the layer's weight, and changes its output."""
+    """An adapter in the place of a layer: it has the layer's weight, if there is one, and changes its output."""
 
     def __init__(self, base_layer):
         super().__init__()
         self.base_layer = base_layer
-        self.weight = base_layer.weight
+        self.weight = getattr(base_layer, "weight", None)
 
     def forward(self, x):
         return self.base_layer(x) * 2 + 1
