@@ -38,9 +38,8 @@ SMALL, LARGEST = BUDGETS[0], BUDGETS[-1]
 
 
 def lazy_encoder(**options):
-    return attention_encoder(
-        options.pop("budgets", BUDGETS), **({"spec": SHAPED, "capture": vg.options.Capture(lazy=True)} | options)
-    )
+    usual = {"budgets": BUDGETS, "spec": SHAPED, "capture": vg.options.Capture(lazy=True), "verify": UNVERIFIED}
+    return attention_encoder(**usual | options)
 
 
 # Lazy capture
