@@ -17,11 +17,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from varlen_graphs.capture.collectives import is_collective, run_and_wait
 from varlen_graphs.capture.memory import poison
 from varlen_graphs.torch_dispatch.host_constants import ConstantsMode, HostConstant
+from varlen_graphs.torch_dispatch.leaves import leaves_of
 
 aten = torch.ops.aten
 
@@ -75,7 +76,7 @@ class Tape:
             for tensor in self.allocated:
                 poison(tensor)
             for operation in self.operations:
-                results = tree_leaves(operation.function(*operation.args, **operation.kwargs))
+                results = leaves_of(operation.function(*operation.args, **operation.kwargs))
                 for static, result in zip(operation.results, results, strict=True):
                     if static is not None:
                         static.copy_(result)

@@ -11,7 +11,6 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from varlen_graphs.checks.error import relative_error
 from varlen_graphs.declaration.call import Call
@@ -22,7 +21,7 @@ from varlen_graphs.shadows.shadow import Shadow, address_of, held_by, same_bits
 from varlen_graphs.shadows.shared_writes import REMEDY, SharedWrites
 from varlen_graphs.shadows.snapshot import Changed
 from varlen_graphs.torch_dispatch.checked_indices import run_checked
-from varlen_graphs.torch_dispatch.leaves import tensors_in
+from varlen_graphs.torch_dispatch.leaves import leaves_of, tensors_in
 from varlen_graphs.torch_dispatch.sharded import local_tensor
 from varlen_graphs.torch_dispatch.thread_modes import run_under
 
@@ -284,7 +283,7 @@ class _Writes(SharedWrites):
         made_of_numbers = func is torch.ops.aten.lift_fresh.default  # the last step of `torch.tensor`
         inputs = set() if made_of_numbers else {*map(address_of, tensors_in(args, kwargs))}
         of_sizes = all(map(self._is_of_sizes, inputs))
-        for made in tree_leaves(result):
+        for made in leaves_of(result):
             if isinstance(made, Tensor) and (address := address_of(made)):
                 is_new = address not in inputs  # no view, nor what was written in place
                 if is_new:

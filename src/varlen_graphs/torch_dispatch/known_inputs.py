@@ -6,9 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
-from varlen_graphs.torch_dispatch.leaves import tensors_in
+from varlen_graphs.torch_dispatch.leaves import leaves_of, tensors_in
 from varlen_graphs.torch_dispatch.rules import written_arguments
 from varlen_graphs.torch_dispatch.thread_modes import Result, RunMode, run_under
 
@@ -61,7 +60,7 @@ class KnownInputs(RunMode):
                 if address not in self._made and address not in self._writable:
                     raise OtherRunError(f"{func} writes to {list(tensor.shape)}")
         result = func(*args, **kwargs)
-        for made in [result] if isinstance(result, Tensor) else tree_leaves(result):
+        for made in leaves_of(result):
             if isinstance(made, Tensor):
                 storage = made.untyped_storage()
                 if made.device != self._device:

@@ -1,4 +1,4 @@
-"""The tensors among the arguments of a function."""
+"""The tensors among the arguments and results of a function."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -25,3 +25,8 @@ def tensors_in(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]
         elif type(value) not in PLAIN:  # `tree_leaves` takes longer than many an operator
             found += [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
     return found
+
+
+def leaves_of(result: Any) -> list[Any]:
+    """Return the leaves of a result, which mostly is one tensor."""
+    return [result] if isinstance(result, Tensor) else tree_leaves(result)

@@ -5,9 +5,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
-from varlen_graphs.torch_dispatch.leaves import tensors_in
+from varlen_graphs.torch_dispatch.leaves import leaves_of, tensors_in
 from varlen_graphs.torch_dispatch.rules import has_storage
 from varlen_graphs.torch_dispatch.thread_modes import RunMode
 
@@ -33,7 +32,7 @@ class MemoryMeter(RunMode):
     def run_operator(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator, and return its result."""
         result = func(*args, **kwargs)
-        own = [one for one in tree_leaves(result) if isinstance(one, Tensor) and has_storage(one)]
+        own = [one for one in leaves_of(result) if isinstance(one, Tensor) and has_storage(one)]
         if own:
             before = {one.untyped_storage()._cdata for one in tensors_in(args, kwargs) if has_storage(one)}
             for one in own:

@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from varlen_graphs.errors import CaptureError
 from varlen_graphs.torch_dispatch.host_tensors import HostTensors
-from varlen_graphs.torch_dispatch.leaves import tensors_in
+from varlen_graphs.torch_dispatch.leaves import leaves_of, tensors_in
 from varlen_graphs.torch_dispatch.lines import UNKNOWN_LINE, names_cpu, user_lines
 from varlen_graphs.torch_dispatch.rules import (
     EXPLANATIONS,
@@ -135,7 +135,7 @@ class CaptureRulesMode(RunMode):
             self._made.read(tensors[0])
         result = func(*args, **kwargs)
         if creates_on_host(func, tensors, kwargs, self.names_host):
-            for made in tree_leaves(result):
+            for made in leaves_of(result):
                 if isinstance(made, Tensor):
                     self.mark_host(made)
                     self._made.add(made, tensors)
@@ -177,7 +177,7 @@ class CaptureRulesMode(RunMode):
         """Return True if a tensor is on the host, or would be if the module were on a GPU."""
         if self.device.type != "cpu":
             return tensor.device.type == "cpu"
-        if not has_storage(tensor):
+        if not self.made_on_host or not has_storage(tensor):
             return False
         if torch._C._functorch.is_functorch_wrapped_tensor(tensor):  # has no storage; wraps tensors seen before
             return False
@@ -220,8 +220,7 @@ class CaptureRulesMode(RunMode):
             result = func(*args, **kwargs)
         finally:
             self.dispatch_depth -= 1
-        leaves = [result] if isinstance(result, Tensor) else tree_leaves(result)
-        results = [local_tensor(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        results = [local_tensor(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves_of(result)]
         tensors = [one for one in results if isinstance(one, Tensor)]
         uploads = all_on_host and self.device.type != "cpu" and not all(map(self.is_host, tensors))
         if func is aten.lift_fresh.default or (not uploads and (all_on_host or not inputs)):
