@@ -1,7 +1,7 @@
 """Towers of padded batches, of text and of audio, remote code, and the sites that reading their source shows."""
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -191,6 +191,13 @@ NONE: tuple[Site, ...] = ()
 
 MASKED = (PADDING_MASK, MASK_OR_NONE)
 
+
+def masks_clips(model: str) -> tuple[Sequence[Site], Sequence[Site]]:
+    """Return the sites of a model of speech, which puts a number at indices of its mask: a copy to the device."""
+    function = f"{model}PreTrainedModel._get_feature_vector_attention_mask"
+    return (*PADDING_MASK, *sites(function, "attention_mask[(torch.arange(")), MASK_OR_NONE
+
+
 TOWERS: dict[str, Tower] = {
     "BERT": Tower(model("BertModel", "BertConfig", WORDS, texts), *MASKED),
     "CLIP": Tower(model("CLIPVisionModel", "CLIPVisionConfig", PATCHES, plain_images), NONE),
@@ -220,7 +227,7 @@ TOWERS: dict[str, Tower] = {
     "HuBERT": Tower(
         model("HubertModel", "HubertConfig", LAYERS | {"conv_dim": [8, 8], "conv_kernel": [4, 3], "conv_stride": [2, 2],
               "num_feat_extract_layers": 2, "num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 2}, sounds),
-        *MASKED,
+        *masks_clips("Hubert"),
     ),
     "Idefics2": Tower(model("Idefics2VisionTransformer", "Idefics2VisionConfig", PATCHES, images_with_masks), *MASKED),
     "Idefics3": Tower(model("Idefics3VisionTransformer", "Idefics3VisionConfig", PATCHES, images_with_masks), *MASKED),
@@ -379,7 +386,7 @@ TOWERS: dict[str, Tower] = {
         model("Wav2Vec2Model", "Wav2Vec2Config", LAYERS | {"conv_dim": [8, 8], "conv_kernel": [4, 3],
               "conv_stride": [2, 2], "num_feat_extract_layers": 2, "num_conv_pos_embeddings": 16,
               "num_conv_pos_embedding_groups": 2}, sounds),
-        *MASKED,
+        *masks_clips("Wav2Vec2"),
     ),
     "Whisper": Tower(
         model("WhisperEncoder", "WhisperConfig", {
