@@ -17,7 +17,8 @@ from varlen_graphs.layouts.items import Layout
 from varlen_graphs.outputs.declared import HIDDEN_STATES, Declared, Fields
 from varlen_graphs.outputs.entries import Rows
 from varlen_graphs.outputs.parts import flatten
-from varlen_graphs.recipes.automatic.fused_batch import fused_or
+from varlen_graphs.recipes.automatic.fused_batch import FUSED
+from varlen_graphs.recipes.fused import fused_or
 from varlen_graphs.recipes.inspection import RUN_ERRORS, declare, itself
 from varlen_graphs.recipes.modes.cached_tables import CachedTable, reads_copies
 from varlen_graphs.recipes.modes.skip_mask_checks import keeps_masks
@@ -83,7 +84,7 @@ class BatchModel:
             CaptureError: A run does what no graph can hold.
         """
         outputs = self._outputs({})
-        if (fused := fused_or(self.tower, itself(self.forward))) is not None:
+        if (fused := fused_or(self.tower, itself(self.forward), FUSED)) is not None:
             self.function, own = fused, self.function
             if not self._agrees(outputs, {}):
                 self.function = own

@@ -1,41 +1,18 @@
 """Forwards of towers that take a batch of inputs of one size, with fused layers: SigLIP, CLIP, Whisper."""
 
 from collections.abc import Callable, Sequence
-from inspect import signature
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from einops import rearrange
-from torch import Tensor, nn
+from torch import Tensor
 
 from varlen_graphs.attention.api import tile_schedule
 from varlen_graphs.recipes.blocks import siglip_layers, whisper_layers
-from varlen_graphs.recipes.fused import Fused, fused_run
+from varlen_graphs.recipes.fused import Fused
 from varlen_graphs.recipes.towers import output_class
 from varlen_graphs.recipes.vision_tower import recorded
-
-USUAL = {"return_dict": True, "output_attentions": False}
-"""Arguments that models around a tower may pass, and that change nothing."""
-
-
-def fused_or(tower: nn.Module, own: Callable[..., Any]) -> Callable[..., Any] | None:
-    """Return the fused forward of a tower, or `None` if there is none.
-
-    It runs the tower's `own` in calls with other arguments, and once a forward in the tower has been replaced.
-    """
-    if fused_run(tower, FUSED) is None:
-        return None
-
-    def function(tower: nn.Module, **arguments: Any) -> Any:
-        given = {name: one for name, one in arguments.items() if one is not None and USUAL.get(name) is not one}
-        run = fused_run(tower, FUSED)
-        if run is None or not given.keys() <= signature(run).parameters.keys():
-            return own(tower, **arguments)
-        return run(tower, **given)
-
-    function.__signature__ = signature(own)  # type: ignore[attr-defined]
-    return function
 
 
 def _siglip(

@@ -1,45 +1,22 @@
 """Packed forwards of text models of transformers whose own ones take many small kernels: BERT, ModernBERT, Llama."""
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 from einops import rearrange
-from torch import Tensor, nn
+from torch import Tensor
 
 from varlen_graphs.attention.api import tile_schedule, varlen_attention
 from varlen_graphs.kernels.rotary.op import apply_rotary
 from varlen_graphs.recipes.blocks import add_norm, project_heads, rms_norm, split_heads, swiglu
-from varlen_graphs.recipes.fused import Fused, fused_run
-from varlen_graphs.recipes.texts.text_model import ROWS, TYPES
+from varlen_graphs.recipes.fused import Fused
+from varlen_graphs.recipes.texts.text_model import ROWS
 from varlen_graphs.recipes.vision_tower import recorded
-
-Layers = Callable[[Any, Tensor, Tensor, Tensor, int, Tensor | None], tuple[Sequence[Tensor], Tensor]]
-"""Runs the layers of a model on token ids, positions and token types `[rows]` in segments; returns all states and the
-last norm. Types may be `None`."""
-
-
-def fused_or(model: nn.Module, own: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]] | None:
-    """Return the packed forward of a model with layers that run fused, or `None` if there is none.
-
-    It runs the model's `own` once a forward of these layers has been replaced.
-    """
-    if fused_run(model, FUSED) is None:
-        return None
-
-    def forward(
-        model: Any, ids: Tensor, positions: Tensor, cu_seqlens: Tensor, max_seqlen: int, **given: Any
-    ) -> dict[str, Any]:
-        if (layers := fused_run(model, FUSED)) is None:
-            return own(model, ids, positions, cu_seqlens, max_seqlen, **given)
-        states, last = layers(model, ids, positions, cu_seqlens, max_seqlen, given.get(TYPES))
-        return {ROWS: last} | recorded(states, last, given.get("output_hidden_states"))
-
-    return forward
 
 
 def _llama(
-    model: Any, ids: Tensor, positions: Tensor, cu_seqlens: Tensor, max_seqlen: int, _: Tensor | None
-) -> tuple[Sequence[Tensor], Tensor]:
+    model: Any, ids: Tensor, positions: Tensor, cu_seqlens: Tensor, max_seqlen: int,
+    token_type_ids: Tensor | None = None, output_hidden_states: Any = None,
+) -> dict[str, Any]:  # fmt: skip
     config, layers = model.config, [*model.layers][: model.config.num_hidden_layers]
     x = model.embed_tokens(ids)
     cos, sin = (table[0] for table in model.rotary_emb(x[None], positions[None]))
@@ -62,12 +39,13 @@ def _llama(
         x, normed = add_norm(x, change, layer.post_attention_layernorm)
         x, normed = add_norm(x, swiglu(normed, layer.mlp), following)
         states.append(x)
-    return states, normed
+    return {ROWS: normed} | recorded(states, normed, output_hidden_states)
 
 
 def _modern_bert(
-    model: Any, ids: Tensor, positions: Tensor, cu_seqlens: Tensor, max_seqlen: int, _: Tensor | None
-) -> tuple[Sequence[Tensor], Tensor]:
+    model: Any, ids: Tensor, positions: Tensor, cu_seqlens: Tensor, max_seqlen: int,
+    token_type_ids: Tensor | None = None, output_hidden_states: Any = None,
+) -> dict[str, Any]:  # fmt: skip
     layers, heads, head_dim = [*model.layers], model.config.num_attention_heads, model.layers[0].attn.head_dim
     x = model.embeddings(input_ids=ids[None])[0]
     kinds = dict.fromkeys(layer.attention_type for layer in layers)
@@ -85,15 +63,16 @@ def _modern_bert(
         x, normed = add_norm(x, change, layer.mlp_norm)
         x, normed = add_norm(x, layer.mlp(normed), following)
         states.append(x)
-    return states, normed
+    return {ROWS: normed} | recorded(states, normed, output_hidden_states)
 
 
 def _bert(
-    model: Any, ids: Tensor, positions: Tensor, cu_seqlens: Tensor, max_seqlen: int, types: Tensor | None
-) -> tuple[Sequence[Tensor], Tensor]:
+    model: Any, ids: Tensor, positions: Tensor, cu_seqlens: Tensor, max_seqlen: int,
+    token_type_ids: Tensor | None = None, output_hidden_states: Any = None,
+) -> dict[str, Any]:  # fmt: skip
     layers, heads = [*model.encoder.layer], model.config.num_attention_heads
     head_dim = layers[0].attention.self.attention_head_size
-    types = types if types is None else types[None]
+    types = None if token_type_ids is None else token_type_ids[None]
     x = model.embeddings(input_ids=ids[None], token_type_ids=types, position_ids=positions[None])[0]
     schedule = tile_schedule(cu_seqlens, max_seqlen, rows=len(ids), heads=heads, head_dim=head_dim)
     states = [x]
@@ -108,7 +87,7 @@ def _bert(
         change = layer.output.dropout(layer.output.dense(layer.intermediate(x)))
         _, x = add_norm(x, change, layer.output.LayerNorm)
         states.append(x)
-    return states, x
+    return {ROWS: x} | recorded(states, x, output_hidden_states)
 
 
 def _around(window: int | None) -> tuple[int, int]:
@@ -128,4 +107,4 @@ FUSED: dict[str, Fused] = {
     )
     for name in names
 }
-"""Functions that run the layers of a model, by its class."""
+"""Fused forwards on packed tokens, by the class of the model."""

@@ -18,12 +18,13 @@ from varlen_graphs.layouts.batch import Batch
 from varlen_graphs.layouts.item_table import ItemTable
 from varlen_graphs.layouts.mask import Mask
 from varlen_graphs.outputs.declared import HIDDEN_STATES
+from varlen_graphs.recipes.fused import fused_or
 from varlen_graphs.recipes.inspection import RUN_ERRORS
 from varlen_graphs.recipes.modes.packed_positions import PackedPositions, Site
 from varlen_graphs.recipes.modes.skip_mask_checks import SkipMaskChecks
 from varlen_graphs.recipes.padding_consumers import NOTHING, PaddingConsumers
 from varlen_graphs.recipes.texts.bucketed_text import bucketed_forward, is_bucketed, relative_positions
-from varlen_graphs.recipes.texts.fused_text import fused_or
+from varlen_graphs.recipes.texts.fused_text import FUSED
 from varlen_graphs.recipes.texts.relative_text import is_relative, relative_forward
 from varlen_graphs.recipes.texts.text_encoder import TextEncoder
 from varlen_graphs.recipes.texts.text_model import (
@@ -171,7 +172,7 @@ def _attempts(text: TextModel, output: Any, packs: bool) -> Iterator[tuple[Buffe
     declared = partial(BufferSpec, text.rows, outputs=outputs, inputs=text.inputs, declared_by="recipe")
     buffers = [RowPositions("row_in_text", text.largest), CuSeqlens(per="item"), MaxSeqlen(per="item"), item_table()]
     own: Run = relative_forward if is_relative(text.model) else _own(text)
-    fused = fused_or(text.model, own)
+    fused = fused_or(text.model, own, FUSED)
     runs = [own] if fused is None else [fused, own]
     poolers = POOLERS if POOLED in outputs.fields else (None,)
     for run, pooler in product(runs, poolers) if packs else ():
