@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import varlen_graphs as vg
+from tests.support.encoders import UNVERIFIED
 from tests.support.pictures import TINY, build
 from tests.support.processors import photographs, processor_of
 from tests.support.towers import distance, glm4v_tower, qwen2_tower, qwen3_vl_tower
@@ -95,7 +96,9 @@ def test_a_tower_takes_the_bytes_of_a_processor():
 
 def test_a_hooked_tower_sees_normalised_pixels_too():
     tower, seen = qwen3_vl_tower(), []
-    encoder = vg.recipes.qwen3_vl(tower, [64], backend="tape", normalize=vg.inputs.Normalize(MEAN, STD))
+    encoder = vg.recipes.qwen3_vl(
+        tower, [64], backend="tape", verify=UNVERIFIED, normalize=vg.inputs.Normalize(MEAN, STD)
+    )
     pixels = torch.randint(0, 256, (16, 96), dtype=torch.uint8)
     expected = encoder(pixels, grid_thw=[(1, 4, 4)]).pooler_output
     hook = tower.blocks[0].norm1.register_forward_hook(lambda module, args, output: seen.append(output))
@@ -106,7 +109,7 @@ def test_a_hooked_tower_sees_normalised_pixels_too():
 
 def test_what_only_the_original_can_answer_it_answers_of_normalised_pixels():
     tower, normalize = qwen3_vl_tower(), vg.inputs.Normalize(MEAN, STD)
-    encoder = vg.recipes.qwen3_vl(tower, [64], backend="tape", normalize=normalize)
+    encoder = vg.recipes.qwen3_vl(tower, [64], backend="tape", verify=UNVERIFIED, normalize=normalize)
     pixels, grid = torch.randint(0, 256, (16, 96), dtype=torch.uint8), torch.tensor([[1, 4, 4]])
     hook = tower.blocks[0].register_forward_hook(lambda module, args, output: output * 2)  # no recipe calls a block
     with torch.no_grad():
@@ -145,7 +148,9 @@ def test_what_cannot_be_normalised_is_refused(make, message):
 
 
 def test_floats_are_refused_where_bytes_are_declared():
-    encoder = vg.recipes.qwen3_vl(qwen3_vl_tower(), [64], backend="tape", normalize=vg.inputs.Normalize(MEAN, STD))
+    encoder = vg.recipes.qwen3_vl(
+        qwen3_vl_tower(), [64], backend="tape", verify=UNVERIFIED, normalize=vg.inputs.Normalize(MEAN, STD)
+    )
     with pytest.raises(vg.errors.InputError, match=r"torch.float32.*torch.uint8"):
         encoder(torch.randn(16, 96), grid_thw=[(1, 4, 4)])
 
@@ -153,7 +158,9 @@ def test_floats_are_refused_where_bytes_are_declared():
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "glm4v"])
 def test_other_towers_take_bytes_too(family):
     tower = glm4v_tower() if family == "glm4v" else qwen2_tower(family=family)
-    encoder = getattr(vg.recipes, family)(tower, [64], backend="tape", normalize=vg.inputs.Normalize(MEAN, STD))
+    encoder = getattr(vg.recipes, family)(
+        tower, [64], backend="tape", verify=UNVERIFIED, normalize=vg.inputs.Normalize(MEAN, STD)
+    )
     pixels, grid = torch.randint(0, 256, (24, 96), dtype=torch.uint8), torch.tensor([[1, 4, 6]])
     with torch.no_grad():
         expected = tower(vg.inputs.Normalize(MEAN, STD)(pixels, torch.float32), grid_thw=grid)
@@ -194,7 +201,9 @@ def test_images_of_one_size_are_normalised_in_graphs(processor, model, options):
     config = getattr(transformers, f"{model}Config")(**sizes, image_size=32, patch_size=8)
     tower = getattr(transformers, f"{model}Model")(config).eval()
     own = processor_of(processor)(**options)
-    encoder = vg.recipes.by_batch(tower, [1, 2], backend="tape", normalize=vg.inputs.Normalize.of(own))
+    encoder = vg.recipes.by_batch(
+        tower, [1, 2], backend="tape", verify=UNVERIFIED, normalize=vg.inputs.Normalize.of(own)
+    )
     check_from_images(encoder, tower, own, "pixel_values")
     for url in ("http://127.0.0.1:9/image.png", ["/etc/hostname"], b"\x89PNG"):
         with pytest.raises(vg.errors.InputError, match="expected a decoded one"):
@@ -204,7 +213,7 @@ def test_images_of_one_size_are_normalised_in_graphs(processor, model, options):
 def test_padded_pictures_are_normalised_in_graphs():
     tower = build("pixtral", "PixtralVisionConfig", "PixtralVisionModel", **TINY)
     own = processor_of("PixtralImageProcessor")(size={"longest_edge": 64}, patch_size={"height": 4, "width": 4})
-    encoder = vg.recipes.pixtral(tower, [512], backend="tape", normalize=vg.inputs.Normalize.of(own))
+    encoder = vg.recipes.pixtral(tower, [512], backend="tape", verify=UNVERIFIED, normalize=vg.inputs.Normalize.of(own))
     check_from_images(encoder, tower, own, "pixel_values")
     made = own(photographs(), do_rescale=False, do_normalize=False, return_tensors="pt")
     encoder.verify([{"pixel_values": made["pixel_values"].byte(), "image_sizes": made["image_sizes"]}])

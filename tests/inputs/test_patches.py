@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import varlen_graphs as vg
+from tests.support.encoders import UNVERIFIED
 from tests.support.processors import processor_of
 from tests.support.towers import distance, qwen2_tower, qwen3_vl_tower
 from varlen_graphs.kernels.patches.op import patches
@@ -84,7 +85,7 @@ def test_decoded_images_are_resized_as_the_processor_does():
     floats = own([Image.fromarray(photograph) for photograph in photographs], return_tensors="pt")
     with torch.no_grad():
         expected = tower(floats["pixel_values"], grid_thw=floats["image_grid_thw"])
-    encoder = vg.recipes.qwen3_vl(tower, [512], backend="tape", normalize=vg.inputs.Patches.of(own))
+    encoder = vg.recipes.qwen3_vl(tower, [512], backend="tape", verify=UNVERIFIED, normalize=vg.inputs.Patches.of(own))
     first, second, third = photographs
     images = [Image.fromarray(first), second, torch.from_numpy(third).permute(2, 0, 1)]
     assert distance(encoder.from_images(images), expected) < 1e-5
@@ -142,7 +143,11 @@ UNDECODED = [
 def test_images_that_cannot_be_read_are_refused(patches, images, message):
     own = processor(do_resize=False)
     encoder = vg.recipes.qwen3_vl(
-        qwen3_vl_tower(), [64], backend="tape", normalize=vg.inputs.Patches.of(own) if patches is None else patches
+        qwen3_vl_tower(),
+        [64],
+        backend="tape",
+        verify=UNVERIFIED,
+        normalize=vg.inputs.Patches.of(own) if patches is None else patches,
     )
     with pytest.raises(vg.errors.InputError, match=re.escape(message)):
         encoder.from_images(images)
@@ -151,7 +156,7 @@ def test_images_that_cannot_be_read_are_refused(patches, images, message):
 def test_calls_are_split_between_images():
     tower = qwen3_vl_tower()
     images = [image_of(40, 56, seed) for seed in range(4)]  # 140 patches each
-    encoder = vg.recipes.qwen3_vl(tower, [192], backend="tape", normalize=PATCHES)
+    encoder = vg.recipes.qwen3_vl(tower, [192], backend="tape", verify=UNVERIFIED, normalize=PATCHES)
     grid = torch.tensor([[1, 10, 14]] * 4)
     whole = encoder(rows_of(images), grid_thw=grid).pooler_output
     alone = [encoder(rows_of([image]), grid_thw=grid[:1]).pooler_output for image in images]
@@ -161,7 +166,7 @@ def test_calls_are_split_between_images():
 
 def test_a_hooked_tower_sees_patches_too():
     tower, seen = qwen3_vl_tower(), []
-    encoder = vg.recipes.qwen3_vl(tower, [64], backend="tape", normalize=PATCHES)
+    encoder = vg.recipes.qwen3_vl(tower, [64], backend="tape", verify=UNVERIFIED, normalize=PATCHES)
     rows = rows_of([image_of(16, 16)])
     expected = encoder(rows, grid_thw=[(1, 4, 4)]).pooler_output
     tower.patch_embed.register_forward_hook(lambda module, args, output: seen.append(args[0].shape))
