@@ -36,6 +36,15 @@ class Averaged(nn.Linear):
         return super().forward(x).unflatten(0, (-1, 4)).mean(1)
 
 
+class EveryThird(nn.Linear):
+    def forward(self, x):
+        return super().forward(x[:, ::3])
+
+
+def third(rows):
+    return (rows + 2) // 3
+
+
 def linear(kind=nn.Linear):
     return kind(DIM, DIM)
 
@@ -86,6 +95,11 @@ CASES = {
         strided, PADDED_CALL, vg.BufferSpec(ROWS, vg.Lengths(padded=True)),
         r"Entries\(of_item\) with a function of the rows that gives 8 for 16",
         vg.BufferSpec(ROWS, vg.Lengths(padded=True), outputs=vg.outputs.Entries(half)),
+    ),
+    "a stride that divides no budget": (
+        lambda: linear(EveryThird), PADDED_CALL, vg.BufferSpec(ROWS, vg.Lengths(padded=True)),
+        r"declare it as Items\(\), or Entries\(of_item\) with a function of the rows that gives 6 for 16",
+        vg.BufferSpec(ROWS, vg.Lengths(padded=True), outputs=vg.outputs.Entries(third)),
     ),
     "a tensor an item": (
         lambda: linear(Scaled), PADDED_CALL | {"t": torch.rand(2)}, vg.BufferSpec(ROWS, vg.Lengths(padded=True)),
