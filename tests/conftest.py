@@ -24,7 +24,7 @@ def pytest_xdist_auto_num_workers():
     return len(os.sched_getaffinity(0)) + 1 if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1) + 1
 
 
-gc.set_threshold(100_000, 50, 100)  # cycles are few, and the process ends soon
+gc.set_threshold(700, 10, 100)  # full collections are rare, others as usual
 
 
 @pytest.fixture(autouse=True, scope="module")
