@@ -147,6 +147,39 @@ def test_buffers_are_compared_with_the_module_whether_or_not_its_argument_has_a_
         other.verify([call])
 
 
+class ScalesItems(nn.Module):
+    """Takes a number for each item."""
+
+    def forward(self, x, lengths, scale):
+        item = torch.bucketize(torch.arange(len(x), device=x.device), lengths.cumsum(0), right=True)
+        return x * scale[item.clamp(max=len(lengths) - 1), None]
+
+
+class ScalesRows(nn.Module):
+    """Takes a number for each row."""
+
+    def forward(self, x, lengths, scale):
+        return x * scale[:, None]
+
+
+@pytest.mark.parametrize(("module", "per_row"), [(ScalesItems, False), (ScalesRows, True)])
+def test_entries_of_items_for_each_row_are_compared_with_the_module(module, per_row):
+    def encoder(per_row):
+        spec = vg.BufferSpec(
+            vg.inputs.Rows("x", (8,)), vg.Lengths("lengths"), inputs=[vg.inputs.PerItem("scale", per_row=per_row)]
+        )
+        return vg.GraphedEncoder(module().eval(), [64], spec, backend="tape")
+
+    call = {"x": rows_for(LENGTHS), "lengths": torch.tensor(LENGTHS), "scale": torch.tensor([1.0, 3.0])}
+    expected = call["x"] * call["scale"].repeat_interleave(call["lengths"])[:, None]
+    correct = encoder(per_row)
+    assert distance(correct(**call), expected) < 1e-5
+    assert correct.stats.replays.total() == 1
+    if module is ScalesItems:
+        with pytest.warns(UserWarning, match="failed verification"):
+            assert distance(encoder(True)(**call), expected) == 0
+
+
 class Classifier(nn.Module):
     def __init__(self, classes):
         super().__init__()

@@ -14,7 +14,7 @@ from varlen_graphs.budgets.budget import Budget
 from varlen_graphs.buffers import AttentionMask, AttentionSchedule, Buffer, CuSeqlens, HostBuffer, MaxSeqlen
 from varlen_graphs.declaration.checks import check_names, check_rows, check_segments, check_types
 from varlen_graphs.declaration.static_args import StaticKey, static_key
-from varlen_graphs.inputs.extra import Input
+from varlen_graphs.inputs.extra import Input, PerItem
 from varlen_graphs.inputs.rows import Rows as InputRows
 from varlen_graphs.layouts.arguments import BATCH_IS, LayoutArgument
 from varlen_graphs.layouts.entry_counts import EntryCounts
@@ -288,6 +288,11 @@ class BufferSpec:
         counts = [extent.returned for extent in extents(self.declared) if isinstance(extent, BatchRows)]
         candidates = range(self.row_multiple, MOST_SHORT, self.row_multiple)
         return next((rows for rows in candidates if all(count(rows) for count in counts)), self.row_multiple)
+
+    @cached_property
+    def computes_arguments(self) -> bool:
+        """True if the captured forward gets what calls do not bring: buffers, or entries of items for each row."""
+        return bool(self.buffers) or any(isinstance(one, PerItem) and one.per_row for one in self.inputs)
 
     @cached_property
     def counts_rows(self) -> bool:

@@ -263,11 +263,11 @@ class Signature:
     def original_answers(self, call: Call) -> bool:
         """Return True if something else is captured, and the module itself can run with the arguments of this call.
 
-        Something else is a function in its place, or the module with buffers that it computes from the items if it does
-        not get them: then it takes the argument that describes these.
+        Something else is a function in its place, or the module with arguments that it computes from the items if it
+        does not get them: then it takes the argument that describes these.
         """
         names = call.original.keys()
-        computes = bool(self._spec.buffers) and self._spec.layout.name in self._module_takes
+        computes = self._spec.computes_arguments and self._spec.layout.name in self._module_takes
         more = self._inputs.keys() if self._module_takes_any else set()  # which it hands on, or ignores
         takes = self._declared - more <= self._module_takes and self._module_needs <= names
         return takes and (self._replaced or computes) and (self._module_takes_any or names <= self._module_takes)

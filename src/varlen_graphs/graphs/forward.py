@@ -360,7 +360,7 @@ class Forward:
     @property
     def is_module(self) -> bool:
         """True if the module itself runs, with no computed argument."""
-        return self.function is None and not self.spec.buffers
+        return self.function is None and not self.spec.computes_arguments
 
     def answers_itself(self, call: Call) -> bool:
         """Return True if the module itself can run with the arguments of a call."""
