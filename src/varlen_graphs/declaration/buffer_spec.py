@@ -290,9 +290,14 @@ class BufferSpec:
         return next((rows for rows in candidates if all(count(rows) for count in counts)), self.row_multiple)
 
     @cached_property
+    def inputs_by_row(self) -> list[str]:
+        """Names of tensors with an entry an item, of which the captured forward gets an entry a row."""
+        return [one.name for one in self.inputs if isinstance(one, PerItem) and one.per_row]
+
+    @property
     def computes_arguments(self) -> bool:
         """True if the captured forward gets what calls do not bring: buffers, or entries of items for each row."""
-        return bool(self.buffers) or any(isinstance(one, PerItem) and one.per_row for one in self.inputs)
+        return bool(self.buffers or self.inputs_by_row)
 
     @cached_property
     def counts_rows(self) -> bool:

@@ -27,7 +27,7 @@ from varlen_graphs.declaration.reading import exact_table, read_layout
 from varlen_graphs.declaration.signature import Signature
 from varlen_graphs.declaration.static_args import StaticKey
 from varlen_graphs.errors import LayoutError, VarlenGraphsError, counted, warn
-from varlen_graphs.inputs.extra import Input, PerItem
+from varlen_graphs.inputs.extra import Input
 from varlen_graphs.inputs.patches import Patches
 from varlen_graphs.layouts.dtypes import module_dtype
 from varlen_graphs.layouts.item_slice import ItemSlice
@@ -473,8 +473,7 @@ class Forward:
 
         The module itself is tried in the caller's form first, until the declaration is verified: it may be wrong.
         """
-        names = [one.name for one in self.spec.inputs if isinstance(one, PerItem) and one.per_row]
-        given = {name: call.inputs[name] for name in names if name in call.inputs}
+        given = {name: call.inputs[name] for name in self.spec.inputs_by_row if name in call.inputs}
         if not given:
             return {}
         rows = torch.tensor(read_layout(self.spec, call).rows, device=call.rows.device)
