@@ -9,7 +9,6 @@ import transformers
 
 import varlen_graphs as vg
 from benchmarks.coverage import tiny
-from tests.support.encoders import UNVERIFIED
 from tests.support.multimodal import SEGMENTING, random
 from tests.support.towers import distance
 
@@ -31,7 +30,7 @@ def wrapped():
     models = []
 
     def wrap(model, budgets=(1, 4)):
-        models.append(vg.wrap(model, budgets, backend="tape", verify=UNVERIFIED))
+        models.append(vg.wrap(model, budgets, backend="tape"))
         return model
 
     yield wrap

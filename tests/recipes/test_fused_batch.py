@@ -1,6 +1,7 @@
 """`by_batch` on SigLIP, CLIP and Whisper, whose layers run fused."""
 
 import re
+from functools import partial
 
 import pytest
 import torch
@@ -22,6 +23,8 @@ FUSED = {
 """Operators of the two layers of a tower."""
 
 leaves_hooks = pytest.mark.skipif(IS_OLD, reason="transformers 4 replaces forwards of layers to record hidden states")
+
+unchecked_encoder = partial(encoder_of, verify=UNVERIFIED)
 
 
 def runs_fused(encoder, name):
@@ -54,7 +57,7 @@ def test_the_layers_run_fused_and_the_outputs_are_those_of_the_tower(name, dtype
 def test_hidden_states_are_graphed_and_a_tower_that_recorded_them_before_runs_fused(name):
     tower = tower_of(name)
     tower(batch(name, 1), output_hidden_states=True)  # leaves hooks of transformers
-    encoder = encoder_of(tower, verify=UNVERIFIED)
+    encoder = unchecked_encoder(tower)
     for _ in range(2):
         check(encoder, batch(name, 3), output_hidden_states=True)
         check(encoder, batch(name, 3))
@@ -65,7 +68,7 @@ def test_hidden_states_are_graphed_and_a_tower_that_recorded_them_before_runs_fu
 @leaves_hooks
 @pytest.mark.parametrize("name", TOWERS)
 def test_hidden_states_that_are_asked_for_later_leave_graphs_as_they_are(name, caplog):
-    encoder, x = encoder_of(tower_of(name), verify=UNVERIFIED), batch(name, 3)
+    encoder, x = unchecked_encoder(tower_of(name)), batch(name, 3)
     check(encoder, x)
     (before,) = encoder.executor.store.sets
     for _ in range(2):
@@ -78,7 +81,7 @@ def test_hidden_states_that_are_asked_for_later_leave_graphs_as_they_are(name, c
 
 @pytest.mark.parametrize("asked", [1, [0, -1], [17, 1], [1, -17]])
 def test_layers_that_a_call_selects_are_those_of_the_tower(asked):
-    encoder, x = encoder_of(tower_of("siglip"), verify=UNVERIFIED), batch("siglip", 3)
+    encoder, x = unchecked_encoder(tower_of("siglip")), batch("siglip", 3)
     states = encoder(x, output_hidden_states=asked).hidden_states
     for own, expected in zip(states, encoder.module(x, output_hidden_states=asked).hidden_states, strict=True):
         assert (own is None) == (expected is None)
@@ -90,7 +93,7 @@ def test_an_argument_that_the_tower_refuses_raises_its_error():
     tower, x = tower_of("clip"), batch("clip", 2)
     with pytest.raises(TypeError) as own:
         tower(x, scaling=3.0)
-    encoder = encoder_of(tower, verify=UNVERIFIED)
+    encoder = unchecked_encoder(tower)
     check(encoder, x)
     with pytest.raises(TypeError, match=re.escape(str(own.value))):
         encoder(x, scaling=3.0)
@@ -99,7 +102,7 @@ def test_an_argument_that_the_tower_refuses_raises_its_error():
 @pytest.mark.parametrize("name", TOWERS)
 def test_arguments_that_change_nothing_leave_the_layers_fused(name):
     usual = {"return_dict": True, "output_attentions": False, "output_hidden_states": False}
-    encoder, x = encoder_of(tower_of(name), verify=UNVERIFIED), batch(name, 3)
+    encoder, x = unchecked_encoder(tower_of(name)), batch(name, 3)
     check(encoder, x, **usual)
     assert not encoder.stats.eager
     assert operators(encoder, x, **usual)["varlen_graphs::attention"] == LAYERS
@@ -107,7 +110,7 @@ def test_arguments_that_change_nothing_leave_the_layers_fused(name):
 
 @pytest.mark.parametrize("name", ["siglip", "clip"])
 def test_images_of_another_size_are_interpolated_as_the_tower_does(name):
-    encoder = encoder_of(tower_of(name), verify=UNVERIFIED)
+    encoder = unchecked_encoder(tower_of(name))
     for _ in range(2):
         check(encoder, torch.randn(3, 3, 48, 64), interpolate_pos_encoding=True)
     assert not encoder.stats.eager
@@ -115,7 +118,7 @@ def test_images_of_another_size_are_interpolated_as_the_tower_does(name):
 
 @pytest.mark.parametrize("length", [30, 39, 41])  # the convolutions make as many frames of 39 as of 40
 def test_clips_of_a_wrong_length_raise_as_the_tower_does(length):
-    encoder = encoder_of(tower_of("whisper"), verify=UNVERIFIED)
+    encoder = unchecked_encoder(tower_of("whisper"))
     with pytest.raises(ValueError, match=rf"expects the mel input features to be of length 40, but found {length}"):
         encoder(torch.randn(2, 8, length))
     check(encoder, batch("whisper", 2))
@@ -124,7 +127,7 @@ def test_clips_of_a_wrong_length_raise_as_the_tower_does(length):
 @pytest.mark.parametrize("name", ["siglip", "whisper"])
 def test_a_forward_that_is_replaced_after_the_capture_is_followed(name):
     tower = tower_of(name)
-    encoder, x = encoder_of(tower, capture=vg.options.Capture(on_change="recapture"), verify=UNVERIFIED), batch(name, 2)
+    encoder, x = unchecked_encoder(tower, capture=vg.options.Capture(on_change="recapture")), batch(name, 2)
     encoder(x)
     layers = tower.layers if name == "whisper" else next(m for n, m in tower.named_modules() if n.endswith("r.layers"))
     attention = layers[1].self_attn
@@ -140,7 +143,7 @@ def test_parts_of_other_classes_run_as_they_are():
     layers = next(m for n, m in tower.named_modules() if n.endswith("r.layers"))
     layers[0].self_attn.q_proj = nn.Sequential(layers[0].self_attn.q_proj, nn.Tanh())
     layers[1].mlp.activation_fn = nn.ReLU()
-    encoder = encoder_of(tower, verify=UNVERIFIED)
+    encoder = unchecked_encoder(tower)
     check(encoder, batch("siglip", 3))
     assert operators(encoder, batch("siglip", 3))["varlen_graphs::linear_gelu"] == 1
 
@@ -149,6 +152,6 @@ def test_parts_of_other_classes_run_as_they_are():
             return 2 * super().forward(x)
 
     layers[1].mlp.__class__ = Louder
-    encoder = encoder_of(tower, verify=UNVERIFIED)
+    encoder = unchecked_encoder(tower)
     check(encoder, batch("siglip", 3))
     assert operators(encoder, batch("siglip", 3))["varlen_graphs::attention"] == 0

@@ -37,8 +37,8 @@ def generic_tower(name, **changes):
         pytest.skip(f"this transformers has no {name}")
 
 
-def graphed(tower, budgets=BUDGETS[:1], verify=UNVERIFIED):
-    return vg.recipes.generic(tower, budgets, backend="tape", verify=verify)
+def graphed(tower, budgets=BUDGETS[:1]):
+    return vg.recipes.generic(tower, budgets, backend="tape", verify=UNVERIFIED)
 
 
 @cache

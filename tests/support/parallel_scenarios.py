@@ -4,6 +4,7 @@ import datetime
 import os
 import signal
 import time
+from functools import partial
 
 import pytest
 import torch
@@ -26,6 +27,8 @@ from tests.support.thirds import thirds_encoder, thirds_rows
 from tests.support.towers import distance, equal_bits, pixels, qwen3_vl_tower
 from varlen_graphs.parallel.ranks import Ranks
 from varlen_graphs.routing.costs import Costs
+
+unchecked_encoder = partial(attention_encoder, verify=UNVERIFIED)
 
 LENGTHS = [
     [5],  # fewer items than ranks
@@ -55,7 +58,7 @@ def any_lengths(rank, ranks):
 
 def any_call_equals_that_of_one_encoder(rank, ranks):
     """Derandomized, so that all ranks draw the same calls; not shrunk, which they would do apart."""
-    encoder = attention_encoder(verify=UNVERIFIED)
+    encoder = unchecked_encoder()
     both, spread = parallel(encoder), parallel(encoder, inputs="spread")
 
     @settings(max_examples=12, derandomize=True, database=None, phases=[Phase.generate], deadline=None)
@@ -71,7 +74,7 @@ def any_call_equals_that_of_one_encoder(rank, ranks):
 
 
 def every_item_is_encoded_once(rank, ranks):
-    encoder = attention_encoder(verify=UNVERIFIED)
+    encoder = unchecked_encoder()
     both = parallel(encoder)
     both(rows_for([3]), lengths=[3])
     told, before = [None] * ranks, encoder.stats.items
@@ -82,7 +85,7 @@ def every_item_is_encoded_once(rank, ranks):
 
 
 def items_are_spread_by_what_rank_0_measured(rank, ranks):
-    encoder = attention_encoder(verify=UNVERIFIED)
+    encoder = unchecked_encoder()
     slower = 1 + rank  # no two ranks measure the same
     encoder.costs = Costs({b: slower * b.rows / 100 for b in encoder.budgets}, slower**2 / 1000, host=50.0)
     both, lengths = parallel(encoder), [40, 20, 20, 20, 20]
@@ -95,7 +98,7 @@ def items_are_spread_by_what_rank_0_measured(rank, ranks):
 def ranks_that_capture_between_calls(rank, ranks):
     """Each what it wants: one may run eager what another one replays."""
     spec = attention_spec(rows=vg.inputs.Rows("x", shape=(8,)))
-    encoder = attention_encoder(spec=spec, capture=vg.options.Capture(lazy=True), verify=UNVERIFIED)
+    encoder = unchecked_encoder(spec=spec, capture=vg.options.Capture(lazy=True))
     both = parallel(encoder)
     for seed, lengths in enumerate(LENGTHS):
         rows = rows_for(lengths, seed)
@@ -106,7 +109,7 @@ def ranks_that_capture_between_calls(rank, ranks):
 
 
 def padding_that_holds_nan(rank, ranks):
-    encoder = attention_encoder(verify=UNVERIFIED)
+    encoder = unchecked_encoder()
     both = parallel(encoder)
     rows = rows_for([7, 30, 11])
     before = both(rows, lengths=[7, 30, 11])
@@ -146,7 +149,7 @@ def outputs_of_any_structure(rank, ranks):
     )
     starts = vg.buffers.DeviceBuffer("starts", lambda table: table.item_starts.clamp(max=table.budget.rows - 1))
     spec = attention_spec(buffers=[vg.buffers.CuSeqlens(), vg.buffers.MaxSeqlen(), starts], outputs=declared)
-    encoder = attention_encoder(verify=UNVERIFIED, module=Several(), spec=spec)
+    encoder = unchecked_encoder(module=Several(), spec=spec)
     both = parallel(encoder)
     for more in (True, False, True):
         for lengths in ([5], [9, 1, 30, 3]):
@@ -226,7 +229,7 @@ def batches_packed_on_their_way_in(rank, ranks):
 
 
 def inputs_that_are_spread(rank, ranks):
-    encoder = attention_encoder(verify=UNVERIFIED)
+    encoder = unchecked_encoder()
     spread = parallel(encoder, inputs="spread")
     for items in (LENGTHS[1], LENGTHS[4]):
         lengths, runs = runs_of(items, ranks)
@@ -285,14 +288,14 @@ def an_item_too_large_for_graphs_is_run_by_itself(rank, ranks):
             self.rows = max(self.rows, len(x))
             return super().forward(x, cu_seqlens, max_seqlen)
 
-    encoder = attention_encoder(verify=UNVERIFIED, module=Seen())
+    encoder = unchecked_encoder(module=Seen())
     rows = rows_for([1000])
     check_on_all_ranks(parallel(encoder)(rows, lengths=[1000]), encoder.eager(rows, lengths=[1000]))
     assert encoder.module.rows == 1000
 
 
 def calls_that_graphs_do_not_answer_meet_once(rank, ranks):
-    encoder = attention_encoder(verify=UNVERIFIED, eager_if=lambda module: "pruned")
+    encoder = unchecked_encoder(eager_if=lambda module: "pruned")
     both, met = parallel(encoder), []
     exchange = Ranks.exchange
     with pytest.MonkeyPatch.context() as patch:
@@ -363,7 +366,7 @@ def calls_that_need_gradients_run_whole_on_every_rank(rank, ranks):
 
 
 def a_call_that_needs_gradients_on_one_rank_raises_on_every_rank(rank, ranks):
-    both, rows = parallel(attention_encoder(verify=UNVERIFIED)), rows_for([5, 3])
+    both, rows = parallel(unchecked_encoder()), rows_for([5, 3])
     with (
         torch.enable_grad(),
         pytest.raises(vg.errors.RankError, match=r"rank 1 was called with .*rows require grad.*rank 0 with"),
@@ -373,7 +376,7 @@ def a_call_that_needs_gradients_on_one_rank_raises_on_every_rank(rank, ranks):
 
 
 def training_is_refused_where_inputs_are_spread(rank, ranks):
-    encoder = attention_encoder(verify=UNVERIFIED)
+    encoder = unchecked_encoder()
     spread, rows = parallel(encoder, inputs="spread"), rows_for([5])
     with torch.enable_grad():
         encoder.train()
@@ -419,7 +422,7 @@ def a_module_that_keeps_its_first_rows_is_refused(rank, ranks):
 
 
 def a_wrong_call_raises_on_every_rank(rank, ranks):
-    encoder = attention_encoder(verify=UNVERIFIED, on_miss="error")
+    encoder = unchecked_encoder(on_miss="error")
     both = parallel(encoder)
     for wrong, error in (
         ([3, 4], vg.errors.LayoutError),
@@ -435,7 +438,7 @@ def a_wrong_call_raises_on_every_rank(rank, ranks):
 
 
 def a_first_call_that_differs_raises_on_every_rank(rank, ranks):
-    both = parallel(attention_encoder(verify=UNVERIFIED))
+    both = parallel(unchecked_encoder())
     with pytest.raises(vg.errors.RankError, match=r"rank 1 was called with .* expected the same call on every rank"):
         both(rows_for([5 + rank]), lengths=[5 + rank])
     check_on_all_ranks(both(rows_for([5]), lengths=[5]), both.encoder.eager(rows_for([5]), lengths=[5]))
@@ -457,7 +460,7 @@ def a_first_call_that_is_wrong_on_one_rank_raises_on_every_rank(rank, ranks):
         ),
         (vg.errors.RankError, "rank 1 was called with .*graphs do not run", eager, {"lengths": [5, 6]}),
     ):
-        both = parallel(attention_encoder(verify=UNVERIFIED, **options))
+        both = parallel(unchecked_encoder(**options))
         call = {"x": rows, "lengths": [5, 6]}
         with pytest.raises(error if rank == 1 else vg.errors.RankError, match=None if rank == 1 else others):
             both(**(call | wrong if rank == 1 else call))
@@ -474,7 +477,7 @@ class Switched(Attention):
 def static_arguments_that_ranks_cannot_compare_are_named(rank, ranks):
     rows, lengths = rows_for([5, 6]), [5, 6]
     for inputs in ("whole", "spread"):
-        both = parallel(attention_encoder(verify=UNVERIFIED, module=Switched()), inputs=inputs)
+        both = parallel(unchecked_encoder(module=Switched()), inputs=inputs)
         no_copy, may_change = "expected a value that can be pickled, and", "may change, while the graphs"
         refused = {
             (lambda: None): no_copy,
@@ -503,11 +506,11 @@ def a_capture_that_fails_on_one_rank_raises_on_every_rank(rank, ranks):
 
     expected = (MemoryError, "no memory") if rank == 1 else (vg.errors.RankError, "rank 1 raised .* no memory is left")
     with pytest.raises(expected[0], match=expected[1]):
-        parallel(attention_encoder(verify=UNVERIFIED, module=Fails()))(rows_for([5]), lengths=[5])
+        parallel(unchecked_encoder(module=Fails()))(rows_for([5]), lengths=[5])
 
 
 def a_wrong_call_of_one_rank_raises_on_every_rank_where_inputs_are_spread(rank, ranks):
-    spread = parallel(attention_encoder(verify=UNVERIFIED), inputs="spread")
+    spread = parallel(unchecked_encoder(), inputs="spread")
     lengths = [5, 1] if rank == 1 else [5]
     expected = (
         (vg.errors.LayoutError, "describes 2 items")
@@ -540,9 +543,7 @@ def values_that_depend_on_the_items_raise_on_every_rank(rank, ranks):
     for values in (lambda x, _: x.shape[0], lambda _, cu_seqlens: len(cu_seqlens) - 1):
         for options in ({"backend": "eager"}, {"capture": vg.options.Capture(lazy=True)}, {}):
             for inputs in ("whole", "spread"):
-                both = parallel(
-                    attention_encoder(verify=UNVERIFIED, module=Counts(values), spec=spec, **options), inputs=inputs
-                )
+                both = parallel(unchecked_encoder(module=Counts(values), spec=spec, **options), inputs=inputs)
                 for _ in range(2):
                     with pytest.raises(vg.errors.SpecError, match="Python values that depend on the items"):
                         both(rows, lengths=lengths)
@@ -568,10 +569,10 @@ def values_that_only_some_items_change_raise_on_every_rank(rank, ranks):
 def a_process_outside_of_the_group(rank, ranks):
     group = dist.new_group([0, 1])
     if rank < 2:
-        check_pair(parallel(attention_encoder(verify=UNVERIFIED), group=group))
+        check_pair(parallel(unchecked_encoder(), group=group))
     else:
         with pytest.raises(vg.errors.SpecError, match="process 2 is not in the group"):
-            parallel(attention_encoder(verify=UNVERIFIED), group=group)
+            parallel(unchecked_encoder(), group=group)
 
 
 def check_pair(both):

@@ -1,6 +1,7 @@
 """Tests that hold for every recipe: half precision, adapters, weights that change in place, hooks."""
 
 import copy
+from abc import ABC, abstractmethod
 from itertools import product
 
 import torch
@@ -10,7 +11,7 @@ from tests.support.encoders import UNVERIFIED
 from tests.support.towers import adapt, distance
 
 
-class RecipeContract:
+class RecipeContract(ABC):
     """A subclass, beside the other tests of a recipe, says what it runs.
 
     Attributes:
@@ -26,21 +27,21 @@ class RecipeContract:
     families = ({},)
     dtypes = (torch.bfloat16,)
 
+    @abstractmethod
     def tower(self, dtype=torch.float32, **family):
         """Return a tower, the same each time."""
-        raise NotImplementedError
 
+    @abstractmethod
     def example(self):
         """Return the rows and the items of a call."""
-        raise NotImplementedError
 
     def arguments(self, items):
         """Return what calls of the encoder take beside the rows."""
         return {self.argument: items}
 
+    @abstractmethod
     def original(self, tower):
         """Return a function of rows and items that runs a tower without an encoder."""
-        raise NotImplementedError
 
     def encoder(self, tower):
         return self.recipe(tower, self.budgets, backend="tape", verify=UNVERIFIED)
