@@ -1,7 +1,9 @@
-"""Seconds of `SentenceTransformer.encode` for 1,000 short texts: eager and wrapped, tokenizer included.
+"""Seconds of `SentenceTransformer.encode`: eager, compiled as sentence-transformers documents it, and wrapped.
 
-Run with `python -m benchmarks.sentences`. A model of MiniLM-L6's size with random weights and a tokenizer trained on
-the spot; batches of 32; the models in turn. The texts are sentences of Python's own help.
+Run with `python -m benchmarks.sentences`. Models of real sizes with random weights, bfloat16, mean pooling, and a
+tokenizer trained on the spot; batches of 1, 8 and 32; the models in turn. The texts are sentences of Python's own help.
+*compiled* is `model.compile(mode="reduce-overhead", dynamic=True)`, which replays CUDA graphs of the lengths that came
+before: all batches are encoded before any is timed. The time of the tokenizer alone is that within `encode`.
 """
 
 import argparse
@@ -9,6 +11,8 @@ import re
 import statistics
 import tempfile
 import time
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from pydoc_data import topics
 from typing import Any
@@ -17,37 +21,39 @@ import torch
 from torch import Tensor
 
 import varlen_graphs as vg
-from benchmarks.common import distance, facts, headline, table, write_json
+from benchmarks.common import check, distance, reason, report
 from benchmarks.encoders import MODELS, build
 
-TEXTS, BATCH = 1000, 32
+NAMES = ("MiniLM-L6", "BERT-base", "ModernBERT-base", "Qwen3-Embedding-0.6B")
+"""Models, which `benchmarks.encoders` measures without their tokenizers."""
+
+BATCHES = (1, 8, 32)
+
+CAUSAL = ("Qwen3-Embedding-0.6B",)
+"""Models that see padding on the left, as their tokenizers make it."""
 
 
 def main() -> None:
     """Run the benchmark, print it, and write it as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--models", nargs="*", choices=NAMES, default=NAMES)
+    parser.add_argument("--texts", type=int, default=256)
+    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    about = facts()
-    print(f"{headline(about)}\n")
-    result: dict[str, Any] = {
-        **about,
-        "rows": [run(dtype, options.repeats) for dtype in (torch.float32, torch.float16)],
-    }
-    write_json(options.json, result)
-    header = ("dtype", "texts", "mean_tokens", "eager_s", "wrapped_s", "tokenizer_s", "error")
-    print(table(header, [[row[key] for key in header] for row in result["rows"]]))
+    found = (row for name in options.models for row in rows(name, sentences(options.texts), options.repeats))
+    times = [f"{name}_s" for name in ("eager", "compiled", "wrapped", "tokenizer")]
+    report(found, ("model", "batch", "texts", *times), options.json)
 
 
-def sentences() -> list[str]:
+def sentences(count: int) -> list[str]:
     """Short English texts."""
     text = " ".join(topics.topics[name] for name in sorted(topics.topics))
     found = [" ".join(one.split()) for one in re.split(r"(?<=[a-z])\.\s+(?=[A-Z])", text)]
-    return [one for one in found if 20 <= len(one) <= 1200 and one.count(" ") > 3][:TEXTS]
+    return [one for one in found if 20 <= len(one) <= 1200 and one.count(" ") > 3][:count]
 
 
-def save(folder: str, corpus: list[str]) -> None:
+def save(folder: str, name: str, corpus: list[str]) -> None:
     """Save a model and its tokenizer."""
     from tokenizers import BertWordPieceTokenizer
     from transformers import BertTokenizerFast
@@ -55,55 +61,77 @@ def save(folder: str, corpus: list[str]) -> None:
     trained = BertWordPieceTokenizer(lowercase=True)
     trained.train_from_iterator(corpus, vocab_size=8000, show_progress=False)
     trained.save_model(folder)
-    BertTokenizerFast(vocab=f"{folder}/vocab.txt", model_max_length=256).save_pretrained(folder)
-    build(MODELS["MiniLM-L6"], torch.float32).save_pretrained(folder)
+    side = "left" if name in CAUSAL else "right"
+    tokenizer = BertTokenizerFast(vocab=f"{folder}/vocab.txt", model_max_length=256, padding_side=side)
+    tokenizer.save_pretrained(folder)
+    build(MODELS[name], torch.bfloat16).save_pretrained(folder)
 
 
-def load(folder: str, dtype: torch.dtype) -> Any:
+def load(folder: str) -> Any:
     """Load it as sentence-transformers does, with mean pooling."""
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
 
-    parts = [Transformer(folder), Pooling(384, "mean"), Normalize()]
-    return SentenceTransformer(modules=parts, device="cuda").to(dtype).eval()
+    transformer = Transformer(folder)
+    parts = [transformer, Pooling(transformer.get_embedding_dimension(), "mean"), Normalize()]
+    return SentenceTransformer(modules=parts, device="cuda").to(torch.bfloat16).eval()
 
 
-def run(dtype: torch.dtype, repeats: int) -> dict[str, Any]:
-    """Check and time both models."""
-    corpus = sentences()
+def rows(name: str, corpus: list[str], repeats: int) -> Iterator[dict[str, Any]]:
+    """Check and time the systems of a model, batch by batch."""
     with tempfile.TemporaryDirectory() as folder:
-        save(folder, corpus)
-        models = {"eager": load(folder, dtype), "wrapped": vg.wrap(load(folder, dtype))}
+        save(folder, name, corpus)
+        models = {one: load(folder) for one in ("eager", "compiled", "wrapped")}
+        torch._dynamo.reset()
+        models["compiled"].compile(mode="reduce-overhead", dynamic=True)
+        vg.wrap(models["wrapped"])
+        exact = load(folder).float()
 
-    def encode(model: Any) -> Tensor:
-        vectors: Tensor = model.encode(corpus, batch_size=BATCH, convert_to_tensor=True, show_progress_bar=False)
-        return vectors
+    for batch in BATCHES:
+        expected = [encode(exact, corpus, batch)]
+        row: dict[str, Any] = {"model": name, "batch": batch, "texts": len(corpus)}
+        runs: dict[str, Callable[[], Any]] = {}
+        for system, model in models.items():
+            start = time.perf_counter()
+            try:
+                encode(model, corpus, batch)  # which compiles, or captures
+                row[f"{system}_first_s"] = time.perf_counter() - start
+                row[f"{system}_error"] = distance([encode(model, corpus, batch)], expected)
+                check(row[f"{system}_error"], row["eager_error"])
+            except Exception as failure:
+                row[f"{system}_failed"] = reason(failure)
+            else:
+                runs[system] = partial(encode, model, corpus, batch)
+        runs["tokenizer"] = partial(tokenize, models["eager"], corpus, batch)
+        walls = {system: list[float]() for system in runs}
+        for _ in range(repeats):
+            for system, once in runs.items():
+                walls[system].append(seconds(once))
+        for encoder in vg.encoders(models["wrapped"]).values():
+            row["eager_calls"] = dict(encoder.stats.eager)
+        yield row | {f"{system}_s": statistics.median(times) for system, times in walls.items()}
 
-    def seconds(once: Any) -> float:
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        once()
-        torch.cuda.synchronize()
-        return time.perf_counter() - start
 
-    def tokenize() -> None:
-        tokenizer, order = models["eager"].tokenizer, sorted(corpus, key=len, reverse=True)
-        for at in range(0, len(order), BATCH):
-            tokenizer(order[at : at + BATCH], padding=True, truncation=True, return_tensors="pt")
+def encode(model: Any, corpus: list[str], batch: int) -> Tensor:
+    """The vectors of all texts."""
+    vectors: Tensor = model.encode(corpus, batch_size=batch, convert_to_tensor=True, show_progress_bar=False)
+    return vectors
 
-    error = distance([encode(models["wrapped"])], [encode(models["eager"])])
-    walls: dict[str, list[float]] = {"eager": [], "wrapped": [], "tokenizer": []}
-    for _ in range(repeats):
-        for name, model in models.items():
-            walls[name].append(seconds(lambda model=model: encode(model)))
-        walls["tokenizer"].append(seconds(tokenize))
-    lengths = [len(ids) for ids in models["eager"].tokenizer(corpus).input_ids]
-    eager_calls = {
-        reason: n for encoder in vg.encoders(models["wrapped"]).values() for reason, n in encoder.stats.eager.items()
-    }
-    medians = {f"{name}_s": statistics.median(times) for name, times in walls.items()}
-    about = {"dtype": str(dtype).removeprefix("torch."), "texts": len(corpus), "mean_tokens": statistics.fmean(lengths)}
-    return about | medians | {"error": error, "eager_calls": eager_calls}
+
+def tokenize(model: Any, corpus: list[str], batch: int) -> None:
+    """The token ids of all texts, in the batches that `encode` makes."""
+    order = sorted(corpus, key=len, reverse=True)
+    for at in range(0, len(order), batch):
+        model.tokenizer(order[at : at + batch], padding=True, truncation=True, return_tensors="pt")
+
+
+def seconds(once: Callable[[], Any]) -> float:
+    """The time until a run is done on the GPU."""
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    once()
+    torch.cuda.synchronize()
+    return time.perf_counter() - start
 
 
 if __name__ == "__main__":
