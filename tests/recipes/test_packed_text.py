@@ -594,7 +594,7 @@ def test_a_model_that_counts_tokens_which_nothing_names_is_not_packed():
     for parameter in model.parameters():
         parameter.mul_(5 if parameter.dim() > 1 else 1)
     encoder = text_encoder("bert", model)
-    assert "differs for texts of [64, 64, 64" in encoder.why_padded
+    assert re.search(r"differs .* in a call of items \[\(1, 1, 64\), \(1, 1, 64\)", encoder.why_padded)
 
 
 @packs
@@ -608,7 +608,8 @@ def test_attention_in_chunks_longer_than_most_texts_is_not_packed():
     model = transformers.Llama4TextModel(config).eval().requires_grad_(False)
     for parameter in model.parameters():
         parameter.mul_(5 if parameter.dim() > 1 else 1)
-    assert "differs for texts of [208, 5] tokens" in vg.recipes.packed_text(model, backend="tape").why_padded
+    why = vg.recipes.packed_text(model, backend="tape").why_padded
+    assert re.search(r"differs .* in a call of items \[\(1, 1, 208\), \(1, 1, 5\)\]", why)
 
 
 @packs

@@ -2,22 +2,18 @@
 
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import CodeType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from varlen_graphs.budgets.budget import Budget
 from varlen_graphs.buffers import AttentionSchedule, Buffer, CuSeqlens, DeviceBuffer, MaxSeqlen
-from varlen_graphs.declaration.buffer_spec import BufferSpec
-from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import SpecError
 from varlen_graphs.layouts.dtypes import why_not_loaded
 from varlen_graphs.layouts.item_table import ItemTable
 from varlen_graphs.layouts.segments import Per
-from varlen_graphs.torch_dispatch.rules_mode import CaptureRulesMode
 
 
 def check_parts(tower: object, parts: Sequence[str], expected: str) -> None:
@@ -44,20 +40,6 @@ def check_loaded(tower: object) -> None:
 def device_of(tower: nn.Module) -> torch.device:
     """Return the device of a tower's first parameter, or the CPU."""
     return next((one.device for one in tower.parameters()), torch.device("cpu"))
-
-
-def by_the_rules(tower: nn.Module, spec: BufferSpec, forward: Callable[..., Any], budget: Budget) -> Callable[..., Any]:
-    """Return what answers calls by the declared forward, without a graph, and refuses what no graph can hold.
-
-    Raises what `CaptureRulesMode` does.
-    """
-    device = device_of(tower)
-
-    def watched(tower: nn.Module, **arguments: Any) -> Any:
-        return CaptureRulesMode(device, "it").watch(lambda: forward(tower, **arguments))
-
-    watched.__signature__ = inspect.signature(forward)  # type: ignore[attr-defined]
-    return GraphedEncoder(tower, [budget], spec, forward=watched, backend="eager").eager
 
 
 def output_class(tower: Any, *names: str) -> Any:

@@ -24,8 +24,8 @@ from varlen_graphs.recipes.modes.cached_tables import CachedTable, reads_copies
 from varlen_graphs.recipes.modes.skip_mask_checks import keeps_masks
 from varlen_graphs.recipes.rounding import difference
 from varlen_graphs.recipes.towers import device_of
+from varlen_graphs.recipes.trial import Trial, why_not
 from varlen_graphs.torch_dispatch.checked_indices import run_checked
-from varlen_graphs.torch_dispatch.rules_mode import CaptureRulesMode
 
 FEW, MORE = 2, 3
 """Sizes of the batches to run: a dimension that is 2 in one and 3 in the other is that of the batch."""
@@ -41,6 +41,7 @@ class BatchModel:
     Attributes:
         tower, tables: As given.
         forward: The forward of the tower.
+        name: Name of the argument that holds the batch.
         device: Its device.
         function: Function to capture in place of the tower; `None` for the tower itself.
         rows: Declaration of the batch.
@@ -50,6 +51,7 @@ class BatchModel:
         takes_hidden_states: True if calls may ask for the hidden states of all layers.
     """
 
+    name: str
     rows: InputRows
     shape: tuple[int, ...]
     takes_hidden_states = False
@@ -84,27 +86,43 @@ class BatchModel:
             CaptureError: A run does what no graph can hold.
         """
         outputs = self._outputs({})
-        if (fused := fused_or(self.tower, itself(self.forward), FUSED)) is not None:
-            self.function, own = fused, self.function
-            if not self._agrees(outputs, {}):
-                self.function = own
-        try:
-            self._check_capture({})
-        except CaptureError:
-            run = keeps_masks(itself(self.forward))
-            self.function = reads_copies(self.tables, run) if self.tables else run
-            self._check_capture({})
-            self._check_masks(outputs)
+        self._choose(outputs)
         if isinstance(outputs, Fields) and self.takes_hidden_states and HIDDEN_STATES not in outputs.fields:
             outputs = Fields(**outputs.fields, **self._hidden_states(outputs))
-        return BufferSpec(
-            self.rows,
-            Batch(usual=self.shape),
-            outputs=outputs,
-            inputs=self.inputs,
-            ignored=self.ignored,
-            declared_by="recipe",
-        )
+        return self._spec(self.rows, outputs)
+
+    def _spec(self, rows: InputRows, outputs: Declared) -> BufferSpec:
+        layout = Batch(usual=self.shape)
+        return BufferSpec(rows, layout, outputs=outputs, inputs=self.inputs, ignored=self.ignored, declared_by="recipe")
+
+    def _choose(self, outputs: Declared) -> None:
+        """Choose the function to capture: a fused one, or the tower itself; with all masks if the host decides on them.
+
+        Raises:
+            SpecError: The tower computes something else with all masks.
+            CaptureError: All of them do what no graph can hold.
+        """
+        own = itself(self.forward)
+        if (fused := fused_or(self.tower, own, FUSED)) is not None:
+            self.function = fused
+            if why_not(partial(self._check, outputs, {})) is None:
+                return
+        self.function = reads_copies(self.tables, own) if self.tables else None
+        try:
+            self._check(outputs, {})
+        except CaptureError:
+            masked = keeps_masks(own)
+            self.function = reads_copies(self.tables, masked) if self.tables else masked
+            try:
+                self._check(outputs, {})
+            except CaptureError:
+                raise
+            except (SpecError, *RUN_ERRORS) as error:
+                raise SpecError(
+                    "transformers leaves out its mask in calls that mask nothing, which changes the output, because "
+                    "its attention is causal without one; tower.config._attn_implementation = 'eager' takes the mask "
+                    "in all calls"
+                ) from error
 
     def _outputs(self, asked: Mapping[str, Any]) -> Declared:
         """Return the declaration of the outputs of calls with these arguments.
@@ -124,10 +142,8 @@ class BatchModel:
         asked = {OUTPUT_HIDDEN_STATES: True}
         try:
             declared = self._outputs(asked)
-            self._check_capture(asked)
+            self._check(declared, asked)
         except (VarlenGraphsError, *RUN_ERRORS):
-            return {}
-        if not self._agrees(declared, asked):
             return {}
         fields = declared.fields if isinstance(declared, Fields) else {}
         if fields.keys() != {*outputs.fields, HIDDEN_STATES}:  # only this field may come and go
@@ -154,34 +170,11 @@ class BatchModel:
                     f"chance{first}"
                 )
 
-    def _check_capture(self, asked: Mapping[str, Any]) -> None:
-        """Check a run against the rules of CUDA graph capture."""
-        example = self.example(FEW)
-        run = self.forward if self.function is None else partial(self.function, self.tower)
+    def _check(self, outputs: Declared, asked: Mapping[str, Any]) -> None:
+        """Check the function to capture on a call with these arguments, see `Trial.check`."""
+        run, call = self.function or itself(self.forward), self.example(FEW) | dict(asked)
         if self.tables:
             with torch.no_grad():
-                run(**example, **asked)  # which copies them
-        rules = CaptureRulesMode(self.device, "it")
-        rules.watch(lambda: run(**example, **asked))
-
-    def _check_masks(self, declared: Declared) -> None:
-        """Check that masks that mask nothing change no output: transformers leaves them out."""
-        if not self._agrees(declared, {}):
-            raise SpecError(
-                "transformers leaves out its mask in calls that mask nothing, which changes the output, because its "
-                "attention is causal without one; tower.config._attn_implementation = 'eager' takes the mask in all "
-                "calls"
-            )
-
-    def _agrees(self, declared: Declared, asked: Mapping[str, Any]) -> bool:
-        """Return True if the function to capture, if any, returns what the tower's own forward does."""
-        if self.function is None:
-            return True
-        example = self.example(FEW) | dict(asked)
-        try:
-            with torch.no_grad():
-                found, own = self.function(self.tower, **example), self.forward(**example)
-            parts = zip(flatten(found, declared).tensors, flatten(own, declared).tensors, strict=True)
-            return type(found) is type(own) and all(difference(one, other) is None for one, other in parts)
-        except (VarlenGraphsError, *RUN_ERRORS):
-            return False
+                run(self.tower, **call)  # which copies them
+        rows = self.rows if self.rows.normalize is None else InputRows(self.name, self.rows.shape)
+        Trial(self.tower, self._spec(rows, outputs), run, FEW).check(call, self.run(FEW, asked))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from varlen_graphs.budgets.budget import Budget
 from varlen_graphs.budgets.ladder import Budgets, DefaultBudgets, PaddedLadder
 from varlen_graphs.checks.values import is_dense
 from varlen_graphs.declaration.budgets import BATCHES
@@ -30,6 +31,7 @@ from varlen_graphs.recipes.modes.cached_tables import CachedTable, cached_tables
 from varlen_graphs.recipes.modes.skip_mask_checks import keeps_masks
 from varlen_graphs.recipes.rounding import difference
 from varlen_graphs.recipes.towers import device_of
+from varlen_graphs.recipes.trial import Trial
 from varlen_graphs.shadows.shadow import Shadow, same_bits
 from varlen_graphs.torch_dispatch.rules_mode import CaptureRulesMode
 
@@ -411,10 +413,11 @@ class _Padded(_CallModel):
                 raise SpecError(f"an output depends on rows past those that {self.layout.name} marks")
             if not all(self._same(own, alone, outputs, item, 0)):
                 raise SpecError("an output depends on the other items of the batch, or on chance")
-        wide = self._call(items, cut, self.length + PADDING)
-        CaptureRulesMode(self.device, "it").watch(lambda: self.forward(**wide))
         rows = InputRows(self.name, tuple(self.batch.shape[2:]), self.batch.dtype)
-        return BufferSpec(rows, self.layout, inputs=self.inputs, outputs=outputs, declared_by="recipe")
+        spec = BufferSpec(rows, self.layout, inputs=self.inputs, outputs=outputs, declared_by="recipe")
+        trial = Trial(self.tower, spec, itself(self.forward), Budget.padded(len(items), self.length + PADDING))
+        trial.check(self._call(items, cut, self.length + PADDING, moved=2), wider)
+        return spec
 
     def _run(self, items: Sequence[int], lengths: Sequence[int], length: int, moved: int = 0) -> Any:
         return self.called(self._call(items, lengths, length, moved))

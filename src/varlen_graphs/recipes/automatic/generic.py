@@ -19,12 +19,11 @@ from varlen_graphs.layouts.grids import GridTHW
 from varlen_graphs.layouts.items import Layout
 from varlen_graphs.layouts.lengths import Lengths
 from varlen_graphs.outputs.declared import HIDDEN_STATES, Declared, Fields
-from varlen_graphs.outputs.parts import flatten
 from varlen_graphs.recipes.automatic.precomputed import GATHERED, HELPERS, CountedExtent, not_replaced, precomputed
 from varlen_graphs.recipes.inspection import RUN_ERRORS, Tower, declare, raised_in
 from varlen_graphs.recipes.modes.longest_segment import LongestSegment
-from varlen_graphs.recipes.rounding import difference
-from varlen_graphs.recipes.towers import by_the_rules, check_loaded
+from varlen_graphs.recipes.towers import check_loaded
+from varlen_graphs.recipes.trial import Trial
 from varlen_graphs.shadows.shadow import Shadow
 
 
@@ -102,15 +101,15 @@ def _declare(module: nn.Module) -> tuple[BufferSpec, Callable[..., Any]]:
     spec = BufferSpec(
         rows=packed, layout=layout, buffers=found.buffers, outputs=outputs, ignored=ignored, declared_by="recipe"
     )
-    eager = by_the_rules(module, spec, forward, Budget(1024))
+    trial = Trial(module, spec, forward, Budget(1024))
     for items, output in zip(layouts, expected, strict=True):
+        call = {rows: tower.example(packed, items), tower.layout: tower.describe(items)}
         try:
-            buffered = eager(tower.example(packed, items), **{tower.layout: tower.describe(items)})
+            trial.check(call, _without(output, unknown))
         except Exception as error:
             if (helper := raised_in(error, others)) is not None:
                 raise SpecError(f"{not_replaced(helper)}: {error}") from error
             raise
-        _compare(flatten(buffered, outputs).tensors, flatten(_without(output, unknown), outputs).tensors, items)
     if unknown:
         warn(f"{type(module).__name__} returns {unknown}, which belong to no row or item: the encoder returns None")
     return spec, forward
@@ -149,13 +148,3 @@ def _without(output: Any, unknown: list[str]) -> Any:
 def _gather(rows: Tensor, places: Tensor, real: Tensor) -> Tensor:
     """Gather rows `[dim, rows]` at `places` `[chunks, chunk]` to `[chunks, dim, chunk]`; 0 where `real` is false."""
     return rearrange(torch.where(real, rows[:, places], 0), "dim chunks rows -> chunks dim rows")
-
-
-def _compare(outputs: list[Tensor], expected: list[Tensor], layout: Layout) -> None:
-    """Check that the outputs with declared buffers equal those of the tower alone up to rounding."""
-    for a, b in zip(outputs, expected, strict=True):
-        if (error := difference(a, b)) is not None:
-            raise SpecError(
-                f"with declared buffers its output for the items {layout.items} differs (relative L2 {error:.1e}): its "
-                "forward depends on the items in more ways than the tensors it requests"
-            )

@@ -22,6 +22,7 @@ from varlen_graphs.recipes.padding_consumers import NOTHING, PaddingConsumers
 from varlen_graphs.recipes.sound.speech_encoder import CLIP_MASK, SpeechEncoder
 from varlen_graphs.recipes.sound.speech_model import SpeechModel
 from varlen_graphs.recipes.towers import check_loaded
+from varlen_graphs.recipes.trial import why_not
 from varlen_graphs.shadows.shadow import Shadow
 
 SECOND_OF_SAMPLES, SECOND_OF_FRAMES = 16_000, 100
@@ -106,30 +107,20 @@ def _declare(tower: nn.Module) -> DeclaredSpeech:
     """Return the first declaration that passes the check."""
     failures: dict[str, None] = {}
     for attempt in _attempts(tower, failures):
-        reason = _why_not(partial(attempt.check, {}))
+        reason = why_not(partial(attempt.check, {}))
         if reason is None:
             return _with_hidden_states(attempt)
         failures[reason] = None
     raise SpecError(f"{type(tower).__name__} cannot be graphed as a speech encoder:\n- " + "\n- ".join(failures))
 
 
-def _why_not(run: Callable[[], Any]) -> str | None:
-    """Return the error that a run raises, in two lines; `None` if it raises none."""
-    try:
-        run()
-    except (VarlenGraphsError, *RUN_ERRORS) as error:
-        return " ".join(str(error).splitlines()[:2])
-    return None
-
-
 def _with_hidden_states(right: DeclaredSpeech) -> DeclaredSpeech:
     """Return the declaration with the hidden states of all layers, if the forward returns them as the tower does."""
     try:
         attempt = right._replace(spec=replace(right.spec, outputs=right.model.outputs(True)))
-        attempt.check({OUTPUT_HIDDEN_STATES: True})
     except (VarlenGraphsError, *RUN_ERRORS):
         return right
-    return attempt
+    return right if why_not(partial(attempt.check, {OUTPUT_HIDDEN_STATES: True})) else attempt
 
 
 def _attempts(tower: nn.Module, failures: dict[str, None]) -> Iterator[DeclaredSpeech]:

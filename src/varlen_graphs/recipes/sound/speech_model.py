@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from varlen_graphs.budgets.budget import Budget
 from varlen_graphs.declaration.buffer_spec import BufferSpec
-from varlen_graphs.declaration.other_outputs import OUTPUT_HIDDEN_STATES
+from varlen_graphs.declaration.other_outputs import OUTPUT_HIDDEN_STATES, plain_call
 from varlen_graphs.errors import SpecError, counted
 from varlen_graphs.inputs.rows import Rows as InputRows
 from varlen_graphs.layouts.dtypes import module_dtype
@@ -20,8 +20,8 @@ from varlen_graphs.outputs.declared import HIDDEN_STATES, Declared, Fields
 from varlen_graphs.outputs.entries import Entries, Items
 from varlen_graphs.recipes.inspection import RUN_ERRORS
 from varlen_graphs.recipes.modes.masked_conv import FrameCount, MaskedConv
-from varlen_graphs.recipes.rounding import difference
-from varlen_graphs.recipes.towers import by_the_rules, device_of
+from varlen_graphs.recipes.towers import device_of
+from varlen_graphs.recipes.trial import Trial
 
 BINS = (
     "feature_projection_input_dim", "num_mel_bins", "input_feat_per_channel", "feature_size", "input_feat_size",
@@ -137,41 +137,20 @@ class SpeechModel:
     def check(self, spec: BufferSpec, forward: Callable[..., Any], ragged: bool, asked: Mapping[str, Any]) -> None:
         """Check that the declared forward gives what the encoder itself gives, however far calls are padded.
 
-        Raises:
-            SpecError: It gives something else.
-            CaptureError: It cannot be captured.
+        Raises what `Trial.check` does.
         """
-        eager = by_the_rules(self.tower, spec, forward, Budget.padded(4, 2 * self._start))
+        trial = Trial(self.tower, spec, forward, Budget.padded(4, 2 * self._start))
+        asked = plain_call(self.tower) | dict(asked)
         for lengths in self.calls():
-            is_ragged = min(lengths) < max(lengths)
+            is_ragged, longest = min(lengths) < max(lengths), max(lengths)
             if is_ragged and not ragged:
                 continue
-            real = self._real(lengths, max(lengths))
-            own = self._call(
-                self._batch(lengths, max(lengths), 0.0), real if is_ragged or self._needs_mask else None, asked
+            own, padded = (
+                {self._first: self._batch(lengths, length, fill), spec.layout.name: self._real(lengths, length)}
+                for length, fill in ((longest, 0.0), (longest + self._start // 2 + 1, torch.nan))
             )
-            longest = max(lengths) + self._start // 2 + 1
-            padded = {
-                self._first: self._batch(lengths, longest, torch.nan),
-                spec.layout.name: self._real(lengths, longest),
-            }
-            declared = eager(**padded, **asked)
-            got = self._fields(declared)
-            for name, expected in self._fields(own).items():
-                self._compare(name, got[name], expected, lengths, self.fields[name])
-            for layer, expected in enumerate(own[HIDDEN_STATES] if asked else ()):
-                self._compare(HIDDEN_STATES, declared[HIDDEN_STATES][layer], expected, lengths, self._of_states)
-
-    def _compare(
-        self, name: str, got: Tensor, expected: Tensor, lengths: Sequence[int], count: FrameCount | None
-    ) -> None:
-        for at, rows in enumerate(lengths):
-            frames = slice(None if count is None else count(rows))
-            if (error := difference(got[at][frames], expected[at][frames], self._dtype)) is not None:
-                raise SpecError(
-                    f"its {name or 'output'} for a clip of {rows} rows depends on the padding or on other clips, in a "
-                    f"batch of {list(lengths)} rows (relative L2 {error:.1e})"
-                )
+            mask = own[spec.layout.name] if is_ragged or self._needs_mask else None
+            trial.check({**padded, **asked}, self._call(own[self._first], mask, asked), of=own)
 
     def _accepted(self) -> int:
         """Return the rows of a clip that the encoder takes, with several frames; finds the shape of a row."""
@@ -245,7 +224,7 @@ class SpeechModel:
     def _call(self, clips: Tensor, real: Tensor | None, asked: Mapping[str, Any]) -> Any:
         masks = {} if real is None or self.mask is None else {self.mask: real}
         with torch.no_grad():
-            return self.tower.forward(**{self._first: clips}, **masks, **asked)
+            return self.tower.forward(**{self._first: clips}, **masks, **{**plain_call(self.tower), **asked})
 
     def _as_mask(self, fields: Mapping[str, Tensor]) -> list[str]:
         """Return the names of those fields of a call with a mask that follow its dtype: tried with another one."""

@@ -31,6 +31,7 @@ from varlen_graphs.recipes.texts.text_model import (
     FARTHEST,
     IDS,
     MASK,
+    MORE,
     POOLED,
     ROWS,
     TYPES,
@@ -40,6 +41,7 @@ from varlen_graphs.recipes.texts.text_model import (
 )
 from varlen_graphs.recipes.texts.text_padding import ReadPadding
 from varlen_graphs.recipes.towers import check_loaded, item_table
+from varlen_graphs.recipes.trial import why_not
 from varlen_graphs.shadows.shadow import Shadow
 
 SPARSE = (
@@ -149,17 +151,15 @@ def _declare(
         if spec.layout.one_row:
             calls = [{IDS: call[IDS]} for call in calls if MASK not in call]
             expected = [text.run(call) for call in calls]
-        try:
-            if spec.layout.one_row:
-                text.check_ignores_mask(calls, expected, more=0)
-            elif spec.layout.padded and not spec.packs:
-                text.check_ignores_mask(calls, expected)
-            text.check(spec, forward, calls, expected)
-        except (VarlenGraphsError, *RUN_ERRORS) as error:
-            failures.setdefault(_how(spec), {})[" ".join(str(error).splitlines()[:2])] = None
-        else:
+        reason = None
+        if not spec.packs:
+            more = 0 if spec.layout.one_row else MORE
+            reason = why_not(partial(text.check_ignores_mask, calls, expected, more))
+        reason = reason or why_not(partial(text.check, spec, forward, calls, expected))
+        if reason is None:
             why_padded = None if spec.packs else next(iter(failures["packed"]))
-            return *_with_hidden_states(text, spec, forward, calls, expected), why_padded
+            return _with_hidden_states(text, spec, forward, calls, expected), forward, why_padded
+        failures.setdefault(_how(spec), {})[reason] = None
     tried = [f"{how}: {why}" for how, whys in failures.items() for why in whys]
     raise SpecError(
         f"{type(text.model).__name__} cannot be graphed as a text encoder; to declare it yourself, see docs/texts.md. "
@@ -194,15 +194,11 @@ def _how(spec: BufferSpec) -> str:
 
 def _with_hidden_states(
     text: TextModel, spec: BufferSpec, forward: Forward, calls: list[dict[str, Tensor]], expected: list[Any]
-) -> tuple[BufferSpec, Forward]:
+) -> BufferSpec:
     """Return the declaration with the hidden states of all layers, if the forward returns them as the model does."""
-    calls = [asks_for_hidden_states(call) for call in calls[:1]]
+    call = asks_for_hidden_states(calls[0])
     more = replace(spec, outputs=text.outputs(expected[0], hidden_states=True))
-    try:
-        text.check(more, forward, calls, [text.run(call) for call in calls])
-    except (VarlenGraphsError, *RUN_ERRORS):
-        return spec, forward
-    return more, forward
+    return spec if why_not(lambda: text.check(more, forward, [call], [text.run(call)])) else more
 
 
 def _packed(text: TextModel, run: Run, output: type, pooler: Pooler | None) -> Forward:

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from varlen_graphs.budgets.budget import Budget
 from varlen_graphs.declaration.buffer_spec import BufferSpec
-from varlen_graphs.declaration.other_outputs import OUTPUT_HIDDEN_STATES
+from varlen_graphs.declaration.other_outputs import OUTPUT_HIDDEN_STATES, plain_call
 from varlen_graphs.errors import SpecError, counted
 from varlen_graphs.inputs.extra import PerRow
 from varlen_graphs.inputs.rows import Rows as InputRows
@@ -23,7 +23,7 @@ from varlen_graphs.outputs.declared import HIDDEN_STATES, Fields
 from varlen_graphs.outputs.entries import Items, Rows
 from varlen_graphs.recipes.inspection import RUN_ERRORS
 from varlen_graphs.recipes.rounding import difference
-from varlen_graphs.recipes.towers import by_the_rules
+from varlen_graphs.recipes.trial import Trial
 
 IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
 """Arguments of text encoders."""
@@ -165,7 +165,7 @@ class TextModel:
     def run(self, call: Mapping[str, Any]) -> Any:
         """Return the output of the model itself."""
         with torch.no_grad():
-            return self.model.forward(**call)
+            return self.model.forward(**{**plain_call(self.model), **call})
 
     def outputs(self, output: Any, hidden_states: bool) -> Fields:
         """Declare an output: an entry a token, and an entry a text."""
@@ -195,9 +195,7 @@ class TextModel:
                     return False
         return True
 
-    def check_ignores_mask(
-        self, calls: Sequence[Mapping[str, Tensor]], expected: Sequence[Any], more: int = MORE
-    ) -> None:
+    def check_ignores_mask(self, calls: Sequence[Mapping[str, Tensor]], expected: Sequence[Any], more: int) -> None:
         """Check that the model gives texts with a mask, and so many tokens of padding, what it gives them without.
 
         Raises:
@@ -230,18 +228,10 @@ class TextModel:
     def check(
         self, spec: BufferSpec, forward: Callable[..., Any], calls: Sequence[Mapping[str, Any]], expected: Sequence[Any]
     ) -> None:
-        """Check that the declared forward gives what the model itself gives for these calls, up to rounding.
-
-        Raises:
-            SpecError: It gives something else.
-            CaptureError: It cannot be captured.
-        """
-        eager = by_the_rules(self.model, spec, forward, Budget.padded(8, 64))
+        """Check that the declared forward gives what the model itself gives for these calls, see `Trial.check`."""
+        trial = Trial(self.model, spec, forward, Budget.padded(8, 64))
         for call, output in zip(calls, expected, strict=True):
-            mask = call.get(MASK, torch.ones_like(call[IDS])).bool()
-            declared, own = parts_of(eager(**call), mask), parts_of(output, mask)
-            for name, tensor in own.items():
-                self._compare(name, declared.get(name), tensor, mask.sum(1).tolist())
+            trial.check({**plain_call(self.model), **call}, output)
 
     def _compare(self, name: str, got: Tensor | None, expected: Tensor, lengths: list[int]) -> None:
         if got is None or got.shape != expected.shape:

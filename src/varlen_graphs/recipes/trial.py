@@ -1,0 +1,76 @@
+"""A declaration and its forward, tried on calls of a tower before there is an encoder, and compared as graphs are."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from varlen_graphs.budgets.budget import Budget
+from varlen_graphs.declaration.buffer_spec import BufferSpec
+from varlen_graphs.declaration.reading import read_layout
+from varlen_graphs.encoder import GraphedEncoder
+from varlen_graphs.errors import SpecError, VarlenGraphsError
+from varlen_graphs.outputs.parts import flatten
+from varlen_graphs.recipes.inspection import RUN_ERRORS
+from varlen_graphs.recipes.towers import device_of
+from varlen_graphs.torch_dispatch.checked_indices import run_checked
+from varlen_graphs.torch_dispatch.rules_mode import CaptureRulesMode
+from varlen_graphs.verify.compare import Example, few, limit_of
+
+
+class Trial:
+    """Runs a declared forward eager, watched for what no graph can hold, and compares it with the tower itself.
+
+    Args:
+        tower: The tower: a shadow, which runs may change.
+        spec: The declaration.
+        forward: Its forward.
+        budget: A budget of its kind.
+    """
+
+    def __init__(self, tower: nn.Module, spec: BufferSpec, forward: Callable[..., Any], budget: Budget | int) -> None:
+        def watched(tower: nn.Module, **arguments: Any) -> Any:
+            return CaptureRulesMode(self._device, "it").watch(partial(forward, tower, **arguments))
+
+        watched.__signature__ = inspect.signature(forward)  # type: ignore[attr-defined]
+        self._executor = GraphedEncoder(tower, [budget], spec, forward=watched, backend="eager").executor
+        self._device = device_of(tower)
+
+    def check(self, call: Mapping[str, Any], own: Any, of: Mapping[str, Any] | None = None) -> None:
+        """Check that the forward gives for each item of a call what the tower itself gave.
+
+        Args:
+            call: The arguments of the call, by name.
+            own: The output of the tower itself.
+            of: Arguments of the call that it is for: the same items, padded to another length. By default this call.
+
+        Raises:
+            SpecError: It gives something else, or not as declared.
+            CaptureError: It does what no graph can hold.
+            Exception: That of the tower.
+        """
+        executor, forward = self._executor, self._executor.forward
+        run, bound = executor.bind((), call), executor.bind((), call if of is None else of)
+        layout = read_layout(executor.spec, bound)
+        example = Example(bound, own, any_integers=True)
+        result = run_checked(partial(forward.exact, run), self._device)
+        if type(result) is not type(own):
+            raise SpecError(f"it returns a {type(result).__name__}, and the tower a {type(own).__name__}")
+        output = flatten(result, executor.spec.declared)
+        found, limit = example.furthest(output, run), limit_of(None, forward, self._device)
+        if found.error > example.allowed(found, limit, forward, output):
+            raise SpecError(
+                f"{found.where} differs from the tower's own (relative L2 {found.error:.1e}), in a call of items "
+                f"{few(layout)}"
+            )
+
+
+def why_not(check: Callable[[], object]) -> str | None:
+    """Return the error that a check raises, in a line; `None` if it raises none."""
+    try:
+        check()
+    except (VarlenGraphsError, *RUN_ERRORS) as error:
+        return " ".join(str(error).splitlines()[:2])
+    return None
