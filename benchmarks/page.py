@@ -110,6 +110,17 @@ def texts(result: Result) -> str:
     return table(header, lines)
 
 
+def sentences(result: Result) -> str:
+    """Milliseconds a text of `SentenceTransformer.encode`, and seconds of the first pass over all texts."""
+    lines = []
+    for row in result["rows"]:
+        times = [1e3 * row[f"{system}_s"] / row["texts"] for system in ("eager", "compiled", "wrapped", "tokenizer")]
+        times[2] = bold(times[2])
+        lines.append((row["model"], row["batch"], *times, row["compiled_first_s"], row["wrapped_first_s"]))
+    header = ("ms a text", "batch", "eager", "compiled", "wrapped", "tokenizer", "first: compiled, s", "wrapped, s")
+    return table(header, lines)
+
+
 def wrapped(result: Result) -> str:
     """Models of images and sound that `vg.wrap` declares by itself, milliseconds."""
     rows = {(row["model"], row["batch"]): row for row in result["rows"]}
@@ -228,6 +239,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "attention": attention,
     "families": families,
     "texts": texts,
+    "sentences": sentences,
     "wrapped": wrapped,
     "serving": serving,
     "pixels": pixels,

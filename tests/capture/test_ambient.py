@@ -103,7 +103,7 @@ def test_a_call_in_another_state_runs_the_module_itself():
     encoder = encoder_of(module, forward=lambda module, x: nn.functional.linear(x, module.weight, module.bias))
     expected = encoder(ROWS, lengths=[6])
     with Deterministic():
-        assert torch.equal(encoder(ROWS, lengths=[6]), expected)
+        assert distance(encoder(ROWS, lengths=[6]), expected) < 1e-6
     assert seen[-1]
 
 

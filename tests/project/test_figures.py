@@ -108,7 +108,6 @@ SERVICES = result("deployment")["service"]
 TIMM = row("modules", input="1 of 224x224")
 TIMM_SIGLIP = row("modules", module="timm SigLIP so400m/14", input="16 of 384x384")
 NAFLEX = row("families", family="SigLIP 2 so400m, NaFlex", input="224x224")
-SENTENCES = row("sentences", dtype="float32")
 SERVED = {"served": "Qwen3-VL-8B's tower", "clients": 8}
 
 FIGURES = {
@@ -131,10 +130,6 @@ FIGURES = {
         ),
         ("first token after {:.0f} ms instead of {:.0f} with one image", first_tokens(1)),
         ("{:.0f} ms instead of {:.0f} with four", first_tokens(4)),
-        (
-            "{:.2f} s instead of {:.2f}, {:.2f} of it the tokenizer",
-            [SENTENCES[key] for key in ("wrapped_s", "eager_s", "tokenizer_s")],
-        ),
         ("Recipes are {:.2f} to {:.2f} times as fast", ends(recipe_gains())),
         (
             "On a slow host: {:.1f} s for all graphs",

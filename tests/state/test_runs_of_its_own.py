@@ -62,7 +62,7 @@ def test_what_calls_with_another_static_argument_change_is_no_change_by_the_user
     encoder = vg.GraphedEncoder(CountsWhereAsked().eval(), [64, 256], spec, backend="tape")
     x = rows_for([5])
     for remember in (False, True, False, True, True, False):
-        assert torch.equal(encoder(x, lengths=[5], remember=remember), encoder.module.lin(x))
+        assert relative(encoder(x, lengths=[5], remember=remember), encoder.module.lin(x)) < 1e-6
         encoder.check()
     assert encoder.stats.replays.total() == 6
 
@@ -139,7 +139,7 @@ def test_what_the_user_changes_before_such_a_run_is_no_change_by_the_module():
     with pytest.raises(vg.errors.StaleGraphError, match="'wide' changed from False to True"):
         encoder.check()
     assert torch.equal(encoder(x, lengths=[300]), module.lin(x) * 2)
-    assert torch.equal(encoder(x[:5], lengths=[5]), module.lin(x[:5]) * 2)
+    assert relative(encoder(x[:5], lengths=[5]), module.lin(x[:5]) * 2) < 1e-6
 
 
 KEPT = []

@@ -380,7 +380,8 @@ class Shadow:
             self._waiting.append(partial(self._fill_object, value, own, path))
         if isinstance(own, defaultdict):
             own.default_factory = self._copy(own.default_factory, path)
-        entries = entries_of(own)  # a class of one's own may make up its size, or raise
+        # A class of one's own may make up its size, or raise.
+        entries = {} if kind in _OF_PYTHON and not own else entries_of(own)
         if not entries:
             self._record(path, value, own)
         elif len(entries) <= MOST_ENTRIES:

@@ -94,9 +94,10 @@ class Snapshot:
 
     def add(self, path: str, own: Any, kind: type | None = None) -> None:
         """Add the entries of now."""
-        entries = entries_of(own)
-        empty = not entries and type(own) in (dict, OrderedDict, list, set)
-        (self._empty if empty else self._holders).append(Holder(path, own, entries, kind))
+        if type(own) in (dict, OrderedDict, list, set) and not own:
+            self._empty.append(Holder(path, own, {}, kind))
+        else:
+            self._holders.append(Holder(path, own, entries_of(own), kind))
 
     @property
     def holders(self) -> list[Holder]:

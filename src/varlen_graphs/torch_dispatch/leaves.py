@@ -1,6 +1,6 @@
 """The tensors among the arguments and results of a function."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,13 +16,18 @@ PLAIN_TENSORS = (Tensor, nn.Parameter)
 """Tensor types with memory of their own; subclasses may consist of other tensors."""
 
 
-def tensors_in(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
+def tensors_in(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
     """Return the tensors among arguments, those in containers included, in their order."""
     found = []
-    for value in (*args, *kwargs.values()):
+    for value in (*args, *kwargs.values()) if kwargs else args:
+        kind = type(value)
+        if kind in PLAIN:
+            continue
         if isinstance(value, Tensor):
             found.append(value)
-        elif type(value) not in PLAIN:  # `tree_leaves` takes longer than many an operator
+        elif kind in (list, tuple):  # shapes, mostly: `tree_leaves` takes longer than many an operator
+            found += tensors_in(value, {})
+        else:
             found += [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
     return found
 
