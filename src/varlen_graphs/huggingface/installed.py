@@ -33,7 +33,7 @@ from varlen_graphs.errors import (
 )
 from varlen_graphs.graphs.graph_capture import reason_of
 from varlen_graphs.recipes.automatic.by_call import CallEncoder, by_call
-from varlen_graphs.recipes.automatic.call_models import CallReader
+from varlen_graphs.recipes.automatic.call_probes import CallReader
 from varlen_graphs.recipes.registry import METHODS, Method, Recipe
 from varlen_graphs.recipes.tower_encoder import SeveralEncoders
 from varlen_graphs.stats import Reason, Stats

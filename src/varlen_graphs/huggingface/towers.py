@@ -24,8 +24,8 @@ from varlen_graphs.recipes.automatic.ways import (
     merges_texts,
     understand,
 )
-from varlen_graphs.recipes.inspection import UnknownCallError
 from varlen_graphs.recipes.padding_consumers import PaddingConsumers, modules_around
+from varlen_graphs.recipes.probe import UnknownCallError
 from varlen_graphs.recipes.registry import recipe_for
 from varlen_graphs.recipes.sound.speech_encoder import SpeechEncoder
 from varlen_graphs.recipes.texts.packed_text import packed_text

@@ -22,20 +22,14 @@ from varlen_graphs.outputs.declared import Declared, Fields
 from varlen_graphs.outputs.entries import Extent, Items, Rows
 from varlen_graphs.outputs.parts import CONSTANTS
 from varlen_graphs.recipes.automatic.precomputed import CountedExtent, HelperCall
+from varlen_graphs.recipes.probe import RUN_ERRORS, TowerProbe
 from varlen_graphs.torch_dispatch.profile import profiled
 
 LAYOUTS = ("grid_thw", "image_grid_thw", "feature_lens")
 """Arguments of towers that describe items: grids, and lengths of audio."""
 
-RUN_ERRORS = (RuntimeError, ValueError, TypeError, IndexError, AttributeError)
-"""Errors that a tower raises for inputs it does not accept."""
-
 HELPER_MODULES = ("transformers.vision_utils", "transformers.utils.generic")
 """Modules of the helpers that many towers share; other helpers are in the file of their tower."""
-
-
-class UnknownCallError(SpecError):
-    """Neither the configuration of a tower nor its arguments tell how it is called. Its first call does."""
 
 
 def itself(forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -58,12 +52,12 @@ def never_reads(forward: Callable[..., Any], name: str) -> bool:
     return not any(one.argval == name for one in dis.get_instructions(code) if one.opname.startswith("LOAD_"))
 
 
-class Tower:
-    """A tower to run, and the names of the arguments that hold the rows and describe the items."""
+class PackedProbe(TowerProbe):
+    """A tower of packed rows, and the names of the arguments that hold the rows and describe the items."""
 
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
-        parameters = inspect.signature(module.forward).parameters
+    def __init__(self, tower: nn.Module) -> None:
+        super().__init__(tower)
+        parameters = self.takes
         self.rows = next(iter(parameters))
         layout = next((name for name in LAYOUTS if name in parameters), None)
         if layout is None:
@@ -78,23 +72,24 @@ class Tower:
     def example(self, packed: InputRows, layout: Layout) -> Tensor:
         """Return random rows for a layout, the same in each call."""
         assert packed.shape is not None  # noqa: S101 - made by `forms`
-        weight = next(p for p in self.module.parameters() if p.is_floating_point())
+        weight = next(p for p in self.tower.parameters() if p.is_floating_point())
         shape = packed.argument_shape((layout.total,), packed.shape)
         rows = torch.randn(shape, generator=torch.Generator().manual_seed(0), device="cpu")
         return rows.to(weight.device, weight.dtype if weight.dtype.itemsize > 1 else None)
 
     def describe(self, layout: Layout) -> Tensor:
         """Return the layout argument of a call."""
-        items = torch.tensor(layout.items, device=next(self.module.parameters()).device)
+        items = torch.tensor(layout.items, device=next(self.tower.parameters()).device)
         return items[:, 2] if self.is_audio else items
 
-    def run(self, packed: InputRows, layout: Layout, **asked: Any) -> Any:
-        """Return the output of the tower's own forward for random rows."""
+    def call(self, packed: InputRows, layout: Layout) -> dict[str, Tensor]:
+        """Return a call of random rows."""
+        return {self.rows: self.example(packed, layout), self.layout: self.describe(layout)}
+
+    def run_items(self, packed: InputRows, layout: Layout, **asked: Any) -> Any:
+        """Return the tower's own output for random rows."""
         try:
-            with torch.no_grad():
-                return self.module.forward(
-                    **{self.rows: self.example(packed, layout), self.layout: self.describe(layout)}, **asked
-                )
+            return self.run({**self.call(packed, layout), **asked})
         except RUN_ERRORS as error:
             form = packed.describe(("rows",), packed.shape)
             raise SpecError(
@@ -103,19 +98,17 @@ class Tower:
 
     def ignored(self) -> list[str]:
         """Return the names of lengths and masks that the tower takes and never uses."""
-        names = [
-            name for name in inspect.signature(self.module.forward).parameters if name.endswith(("_lens", "_mask"))
-        ]
-        return [name for name in names if name != self.layout and never_reads(self.module.forward, name)]
+        names = [name for name in self.takes if name.endswith(("_lens", "_mask"))]
+        return [name for name in names if name != self.layout and never_reads(self.forward, name)]
 
     def forms(self) -> Iterator[InputRows]:
         """Yield possible shapes of rows: those that the first convolution and the first linear layer accept."""
         if self.is_audio:
-            config: Any = self.module.config
+            config: Any = self.tower.config
             yield InputRows(self.rows, shape=(config.num_mel_bins,), rows_dim=1)
             return
         for kind in (nn.Conv2d | nn.Conv3d, nn.Linear):
-            weights = [m.weight for m in self.module.modules() if isinstance(m, kind) and getattr(m, "groups", 1) == 1]
+            weights = [m.weight for m in self.tower.modules() if isinstance(m, kind) and getattr(m, "groups", 1) == 1]
             for weight in weights[:1]:
                 for shape in dict.fromkeys([(weight[0].numel(),), tuple(weight.shape[1:])]):
                     yield InputRows(self.rows, shape=shape)
@@ -127,8 +120,8 @@ class Tower:
         for packed in self.forms():
             calls: list[HelperCall] = []
             try:
-                with _watching(self.module, calls):
-                    self.run(packed, layout)
+                with _watching(self.tower, calls):
+                    self.run_items(packed, layout)
             except SpecError as error:
                 failures.append((packed.describe(("rows",), packed.shape), error))
             else:

@@ -15,7 +15,7 @@ from varlen_graphs.layouts.dtypes import module_dtype
 from varlen_graphs.layouts.padded import real_rows
 from varlen_graphs.outputs.declared import Fields
 from varlen_graphs.outputs.entries import Entries
-from varlen_graphs.recipes.texts.text_model import IDS, MASK, TextModel
+from varlen_graphs.recipes.texts.text_probe import IDS, MASK, TextProbe
 from varlen_graphs.recipes.towers import device_of
 from varlen_graphs.shadows.shadow import Shadow
 from varlen_graphs.torch_dispatch.checked_indices import CheckedIndices
@@ -78,7 +78,7 @@ class PaddingConsumers(NamedTuple):
         if not models:
             return cls()
         models, encoder = _shadows(models, encoder)
-        text = TextModel(encoder)
+        text = TextProbe(encoder)
         own = [one for one in range(text.tokens) if one not in text.special] or [text.pad]
         end = text.ends[0] if text.ends else own[-1]
         tokens = [*islice(cycle(own), min(LENGTH, text.largest or LENGTH) - 1), end]
@@ -201,7 +201,7 @@ def _shadows(models: Sequence[nn.Module], tower: nn.Module) -> tuple[list[nn.Mod
 
 
 def _reads_texts(
-    model: nn.Module, name: str, text: TextModel, tokens: Sequence[int], fills: Sequence[int], ahead: bool
+    model: nn.Module, name: str, text: TextProbe, tokens: Sequence[int], fills: Sequence[int], ahead: bool
 ) -> bool | None:
     """Return True if a function of a model reads what its encoder makes of padding with these ids, on one side.
 
@@ -216,10 +216,10 @@ def _reads_texts(
     ids = torch.tensor([[*tokens], *padded], device=text.device)
     real = torch.ones_like(ids, dtype=torch.bool)
     real[1:, slice(more) if ahead else slice(short, None)] = False
-    together = _reads_batch(function, text.model, ids, real)
+    together = _reads_batch(function, text.tower, ids, real)
     if together is not None:
         return together
-    single = [_reads_batch(function, text.model, *one) for one in zip(ids[:, None], real[:, None], strict=True)]
+    single = [_reads_batch(function, text.tower, *one) for one in zip(ids[:, None], real[:, None], strict=True)]
     return None if None in single and True not in single else True in single  # it may take single texts alone
 
 

@@ -16,7 +16,7 @@ from varlen_graphs.inputs.extra import PerItem
 from varlen_graphs.inputs.normalize import Normalize
 from varlen_graphs.inputs.rows import Rows as InputRows
 from varlen_graphs.layouts.dtypes import module_dtype
-from varlen_graphs.recipes.automatic.batch_model import FEW, BatchModel
+from varlen_graphs.recipes.automatic.batch_probe import FEW, BatchProbe
 from varlen_graphs.recipes.automatic.fixed_sizes import (
     INPUTS,
     Shape,
@@ -24,8 +24,9 @@ from varlen_graphs.recipes.automatic.fixed_sizes import (
     optional_inputs,
     required_inputs,
 )
-from varlen_graphs.recipes.inspection import RUN_ERRORS, UnknownCallError, never_reads
+from varlen_graphs.recipes.inspection import never_reads
 from varlen_graphs.recipes.modes.cached_tables import CachedTable, cached_tables, why_changed
+from varlen_graphs.recipes.probe import RUN_ERRORS, UnknownCallError
 from varlen_graphs.recipes.towers import check_loaded, device_of
 from varlen_graphs.shadows.shadow import Shadow
 
@@ -83,7 +84,7 @@ def by_batch(
     return GraphedEncoder(tower, budgets, spec, forward=batched.function, **options)
 
 
-class _Batched(BatchModel):
+class _Batched(BatchProbe):
     """A tower, and what it is to be called with by its configuration.
 
     The declaration of the batch has the shape of an input if masks of the inputs are declared, or bytes.
@@ -95,7 +96,7 @@ class _Batched(BatchModel):
     ) -> None:  # fmt: skip
         super().__init__(tower, tables)
         self.dtype = module_dtype(tower)
-        parameters = inspect.signature(self.forward).parameters
+        parameters = self.takes
         self.takes_hidden_states = OUTPUT_HIDDEN_STATES in parameters or any(
             one.kind is one.VAR_KEYWORD for one in parameters.values()
         )
@@ -135,7 +136,7 @@ class _Batched(BatchModel):
                 refusals.append(f"it requires {missing} too: pass {how} with inputs=[vg.inputs.PerItem(...)] for them")
                 continue
             try:
-                self.run(FEW)
+                self.run_items(FEW)
             except RUN_ERRORS as error:
                 refusals.append(f"for {self.name} {[FEW, *self.shape]} it raises {error!r}")
             else:
@@ -148,7 +149,7 @@ class _Batched(BatchModel):
             self.device, one.dtype or self.dtype
         )
         try:
-            self.run(FEW, {one.name: tensor})
+            self.run_items(FEW, {one.name: tensor})
         except RUN_ERRORS:
             return False
         return True

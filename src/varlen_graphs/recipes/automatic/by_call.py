@@ -15,7 +15,7 @@ from varlen_graphs.capture.parts import is_hooked
 from varlen_graphs.declaration.static_args import alike
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import SpecError
-from varlen_graphs.recipes.automatic.call_models import CallForm, CallReader, Learned, learn
+from varlen_graphs.recipes.automatic.call_probes import CallForm, CallReader, Learned, learn
 from varlen_graphs.recipes.tower_encoder import SeveralEncoders, options_of_others
 from varlen_graphs.recipes.towers import check_loaded
 from varlen_graphs.torch_dispatch.thread_modes import run_aside

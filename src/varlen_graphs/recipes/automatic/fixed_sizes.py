@@ -9,7 +9,7 @@ from torch import nn
 
 from varlen_graphs.inputs.extra import PerItem
 from varlen_graphs.layouts.dtypes import module_dtype
-from varlen_graphs.recipes.inspection import UnknownCallError
+from varlen_graphs.recipes.probe import UnknownCallError
 
 Shape = tuple[int, ...]
 

@@ -19,11 +19,10 @@ from varlen_graphs.inputs.rows import Rows as InputRows
 from varlen_graphs.layouts.lengths import Lengths
 from varlen_graphs.outputs.declared import HIDDEN_STATES, Fields
 from varlen_graphs.outputs.entries import Rows
-from varlen_graphs.recipes.inspection import RUN_ERRORS
 from varlen_graphs.recipes.modes.skip_mask_checks import SkipMaskChecks
+from varlen_graphs.recipes.probe import RUN_ERRORS, TowerProbe, Trial
 from varlen_graphs.recipes.tower_encoder import TowerEncoder
 from varlen_graphs.recipes.towers import check_loaded, check_parts
-from varlen_graphs.recipes.trial import Trial
 from varlen_graphs.shadows.shadow import Shadow
 
 PATCHES, MASK = "flattened_patches", "attention_mask"
@@ -159,8 +158,7 @@ def _check(tower: Any, spec: BufferSpec, pixels: int) -> None:
     patches[1, 2:] = 0
     patches = patches.to(tower.embeddings.patch_projection.weight)
     try:
-        with torch.no_grad():
-            own = tower(patches)
+        own = TowerProbe(tower).run({PATCHES: patches})
         Trial(tower, spec, _forward, Budget.padded(2, 4)).check(_split(patches, None), own)
     except RUN_ERRORS as error:
         raise SpecError(f"{type(tower).__name__} does not run on a small batch of patches: {error!r}") from error

@@ -20,10 +20,10 @@ from varlen_graphs.layouts.items import Layout
 from varlen_graphs.layouts.lengths import Lengths
 from varlen_graphs.outputs.declared import HIDDEN_STATES, Declared, Fields
 from varlen_graphs.recipes.automatic.precomputed import GATHERED, HELPERS, CountedExtent, not_replaced, precomputed
-from varlen_graphs.recipes.inspection import RUN_ERRORS, Tower, declare, raised_in
+from varlen_graphs.recipes.inspection import PackedProbe, declare, raised_in
 from varlen_graphs.recipes.modes.longest_segment import LongestSegment
+from varlen_graphs.recipes.probe import RUN_ERRORS, Trial
 from varlen_graphs.recipes.towers import check_loaded
-from varlen_graphs.recipes.trial import Trial
 from varlen_graphs.shadows.shadow import Shadow
 
 
@@ -66,8 +66,8 @@ def generic(tower: Any, budgets: Budgets | None = None, **options: Any) -> Graph
 
 def _declare(module: nn.Module) -> tuple[BufferSpec, Callable[..., Any]]:
     """Return the declaration of a tower found by running it, and its forward on `varlen_attention`."""
-    tower = Tower(module)
-    packed, calls = tower.inspect(_layouts(tower, merge=6)[1])
+    probe = PackedProbe(module)
+    packed, calls = probe.inspect(_layouts(probe, merge=6)[1])
     replaced = [call for call in calls if call.helper in HELPERS]
     others = [call for call in calls if call.helper not in HELPERS]  # they count if a graph cannot hold what they do
     if not replaced:
@@ -78,8 +78,8 @@ def _declare(module: nn.Module) -> tuple[BufferSpec, Callable[..., Any]]:
             "it requests no precomputed tensors: expected a tower of transformers 5.15 or newer, which does"
         )
     found = precomputed(module, replaced)
-    layouts = _layouts(tower, found.merge)
-    expected = [tower.run(packed, layout) for layout in layouts]
+    layouts = _layouts(probe, found.merge)
+    expected = [probe.run_items(packed, layout) for layout in layouts]
     outputs, unknown = declare(expected, layouts, found.outputs)
     rows = packed.name
 
@@ -93,19 +93,18 @@ def _declare(module: nn.Module) -> tuple[BufferSpec, Callable[..., Any]]:
         with attention, sharing_schedules(), longest:
             return _without(module.forward(**arguments), unknown)
 
-    layout = Lengths(tower.layout) if tower.is_audio else GridTHW(tower.layout, merge=found.merge)
-    states = _hidden_states(tower, packed, layouts, outputs, found.outputs)
+    layout = Lengths(probe.layout) if probe.is_audio else GridTHW(probe.layout, merge=found.merge)
+    states = _hidden_states(probe, packed, layouts, outputs, found.outputs)
     if states is not None and isinstance(outputs, Fields):
         outputs = Fields(**outputs.fields, **{HIDDEN_STATES: states})
-    ignored = tower.ignored()
+    ignored = probe.ignored()
     spec = BufferSpec(
         rows=packed, layout=layout, buffers=found.buffers, outputs=outputs, ignored=ignored, declared_by="recipe"
     )
     trial = Trial(module, spec, forward, Budget(1024))
     for items, output in zip(layouts, expected, strict=True):
-        call = {rows: tower.example(packed, items), tower.layout: tower.describe(items)}
         try:
-            trial.check(call, _without(output, unknown))
+            trial.check(probe.call(packed, items), _without(output, unknown))
         except Exception as error:
             if (helper := raised_in(error, others)) is not None:
                 raise SpecError(f"{not_replaced(helper)}: {error}") from error
@@ -116,13 +115,13 @@ def _declare(module: nn.Module) -> tuple[BufferSpec, Callable[..., Any]]:
 
 
 def _hidden_states(
-    tower: Tower, packed: InputRows, layouts: list[Layout], outputs: Declared, known: Sequence[CountedExtent]
+    probe: PackedProbe, packed: InputRows, layouts: list[Layout], outputs: Declared, known: Sequence[CountedExtent]
 ) -> Declared | None:
     """Return the declaration of the hidden states of a tower that returns them when it is asked, else `None`."""
     if not isinstance(outputs, Fields):
         return None
     try:
-        runs = [tower.run(packed, layout, **{OUTPUT_HIDDEN_STATES: True}) for layout in layouts]
+        runs = [probe.run_items(packed, layout, **{OUTPUT_HIDDEN_STATES: True}) for layout in layouts]
         declared, unknown = declare(runs, layouts, known)
     except (SpecError, *RUN_ERRORS):
         return None
@@ -131,13 +130,13 @@ def _hidden_states(
     return fields[HIDDEN_STATES] if only_these else None
 
 
-def _layouts(tower: Tower, merge: int) -> list[Layout]:
+def _layouts(probe: PackedProbe, merge: int) -> list[Layout]:
     """Return layouts to run a tower on: one image, several, two videos; or clips shorter and longer than a chunk."""
     m = merge
     grids = [[(1, 2 * m, 2 * m)], [(1, 2 * m, 4 * m), (1, 4 * m, 2 * m), (1, 2 * m, 2 * m)]]
     grids.append([(2, 2 * m, 2 * m), (2, 4 * m, 2 * m)])
     clips = [[(1, 1, 40)], [(1, 1, 7), (1, 1, 33)], [(1, 1, 7), (1, 1, 650), (1, 1, 33)]]
-    return [Layout(tuple(items)) for items in (clips if tower.is_audio else grids)]
+    return [Layout(tuple(items)) for items in (clips if probe.is_audio else grids)]
 
 
 def _without(output: Any, unknown: list[str]) -> Any:

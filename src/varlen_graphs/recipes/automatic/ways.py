@@ -13,12 +13,13 @@ from varlen_graphs.recipes.automatic.by_batch import by_batch
 from varlen_graphs.recipes.automatic.fixed_sizes import INPUTS
 from varlen_graphs.recipes.automatic.flattened_patches import PATCHES, flattened_patches
 from varlen_graphs.recipes.automatic.generic import generic
-from varlen_graphs.recipes.inspection import LAYOUTS, UnknownCallError
+from varlen_graphs.recipes.inspection import LAYOUTS
+from varlen_graphs.recipes.probe import UnknownCallError
 from varlen_graphs.recipes.registry import Recipe
 from varlen_graphs.recipes.sound.speech import speech
-from varlen_graphs.recipes.sound.speech_model import MASK_OF
+from varlen_graphs.recipes.sound.speech_probe import MASK_OF
 from varlen_graphs.recipes.texts.packed_text import packed_text
-from varlen_graphs.recipes.texts.text_model import IDS, MASK
+from varlen_graphs.recipes.texts.text_probe import IDS, MASK
 
 SOUND = ("input_features", "input_values")
 """Names that transformers gives to spectrograms and samples."""

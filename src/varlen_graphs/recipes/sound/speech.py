@@ -16,13 +16,12 @@ from varlen_graphs.declaration.other_outputs import OUTPUT_HIDDEN_STATES
 from varlen_graphs.errors import SpecError, VarlenGraphsError
 from varlen_graphs.layouts.mask import Mask
 from varlen_graphs.layouts.padded import key_padding_mask, real_rows
-from varlen_graphs.recipes.inspection import RUN_ERRORS
 from varlen_graphs.recipes.modes.masked_conv import FrameCount, MaskedConv
 from varlen_graphs.recipes.padding_consumers import NOTHING, PaddingConsumers
+from varlen_graphs.recipes.probe import RUN_ERRORS, why_not
 from varlen_graphs.recipes.sound.speech_encoder import CLIP_MASK, SpeechEncoder
-from varlen_graphs.recipes.sound.speech_model import SpeechModel
+from varlen_graphs.recipes.sound.speech_probe import SpeechProbe
 from varlen_graphs.recipes.towers import check_loaded
-from varlen_graphs.recipes.trial import why_not
 from varlen_graphs.shadows.shadow import Shadow
 
 SECOND_OF_SAMPLES, SECOND_OF_FRAMES = 16_000, 100
@@ -52,14 +51,14 @@ class ClipMask(Mask):
 class DeclaredSpeech(NamedTuple):
     """A declaration to try, and its forward."""
 
-    model: SpeechModel
+    probe: SpeechProbe
     spec: BufferSpec
     forward: Callable[..., Any]
     alone: bool
 
     def check(self, asked: Mapping[str, Any]) -> None:
-        """Check it on calls with these arguments; see `SpeechModel.check`."""
-        self.model.check(self.spec, self.forward, not self.alone, asked)
+        """Check it on calls with these arguments; see `SpeechProbe.check`."""
+        self.probe.check(self.spec, self.forward, not self.alone, asked)
 
 
 def speech(
@@ -96,11 +95,11 @@ def speech(
         raise SpecError(f"{type(tower).__name__} is in training mode, in which it masks features: call .eval() first")
     check_loaded(tower)
     with torch.no_grad():
-        model, spec, forward, alone = _declare(Shadow(tower).module)
+        probe, spec, forward, alone = _declare(Shadow(tower).module)
     if budgets is None:
         second = SECOND_OF_FRAMES if spec.row_input.shape else SECOND_OF_SAMPLES
         budgets = DefaultBudgets(PaddedLadder(batch=8, length=LONGEST * second, min_length=second, step=1.5))
-    return SpeechEncoder(tower, model, budgets, spec, forward=forward, alone=alone, around=around, **options)
+    return SpeechEncoder(tower, probe, budgets, spec, forward=forward, alone=alone, around=around, **options)
 
 
 def _declare(tower: nn.Module) -> DeclaredSpeech:
@@ -117,7 +116,7 @@ def _declare(tower: nn.Module) -> DeclaredSpeech:
 def _with_hidden_states(right: DeclaredSpeech) -> DeclaredSpeech:
     """Return the declaration with the hidden states of all layers, if the forward returns them as the tower does."""
     try:
-        attempt = right._replace(spec=replace(right.spec, outputs=right.model.outputs(True)))
+        attempt = right._replace(spec=replace(right.spec, outputs=right.probe.outputs(True)))
     except (VarlenGraphsError, *RUN_ERRORS):
         return right
     return right if why_not(partial(attempt.check, {OUTPUT_HIDDEN_STATES: True})) else attempt
@@ -127,32 +126,32 @@ def _attempts(tower: nn.Module, failures: dict[str, None]) -> Iterator[DeclaredS
     """Yield declarations: clips under the tower's own mask, then each as if it were alone. Adds why there are none."""
     for dtype in (torch.int64, torch.bool):
         try:
-            model = SpeechModel(tower, dtype)
+            probe = SpeechProbe(tower, dtype)
         except (VarlenGraphsError, *RUN_ERRORS) as error:
             failures[str(error)] = None
             continue
-        outputs = model.outputs()
-        mask = ClipMask(model.mask or CLIP_MASK, dtype, optional=True, shortest=model.shortest)
-        spec = BufferSpec(model.rows, mask, outputs=outputs, declared_by="recipe")
-        if model.mask is not None:
-            yield DeclaredSpeech(model, spec, _forward(model), alone=False)
+        outputs = probe.outputs()
+        mask = ClipMask(probe.mask or CLIP_MASK, dtype, optional=True, shortest=probe.shortest)
+        spec = BufferSpec(probe.rows, mask, outputs=outputs, declared_by="recipe")
+        if probe.mask is not None:
+            yield DeclaredSpeech(probe, spec, _forward(probe), alone=False)
         spec = replace(spec, layout=replace(mask, name=CLIP_MASK))
         for how in ({}, {"picked": True}, {"attends": True}, {"pools": True}):
-            yield DeclaredSpeech(model, spec, _forward_alone(model, **how), alone=True)
+            yield DeclaredSpeech(probe, spec, _forward_alone(probe, **how), alone=True)
 
 
-def _forward(model: SpeechModel) -> Callable[..., Any]:
+def _forward(probe: SpeechProbe) -> Callable[..., Any]:
     """Return the tower's own forward, called as a function of the tower."""
 
     def forward(tower: nn.Module, **arguments: Any) -> Any:
         with MaskedConv():
             return tower.forward(**arguments)
 
-    return _with_signature(forward, model, str(model.mask))
+    return _with_signature(forward, probe, str(probe.mask))
 
 
 def _forward_alone(
-    model: SpeechModel, picked: bool = False, attends: bool = False, pools: bool = False
+    probe: SpeechProbe, picked: bool = False, attends: bool = False, pools: bool = False
 ) -> Callable[..., Any]:
     """Return the tower's own forward with each clip as if it were alone.
 
@@ -160,7 +159,7 @@ def _forward_alone(
     `attends`, its own mask does not keep its attention from the padding. If `pools`, it squeezes frames, and makes as
     many again in the end: of those that fill no piece, zeros.
     """
-    count, own_mask, inside, fields = model.frames, model.mask, model.inside, model.fields
+    count, own_mask, inside, fields = probe.frames, probe.mask, probe.inside, probe.fields
 
     def forward(tower: nn.Module, **arguments: Any) -> Any:
         mask = arguments.pop(CLIP_MASK)
@@ -173,7 +172,7 @@ def _forward_alone(
             output = tower.forward(**arguments)
         return _without_pieces(fields, output, rows, mode.piece) if pools else output
 
-    return _with_signature(forward, model, CLIP_MASK)
+    return _with_signature(forward, probe, CLIP_MASK)
 
 
 def _without_pieces(counts: Mapping[str, FrameCount | None], output: Any, rows: Tensor, piece: int) -> Any:
@@ -186,11 +185,11 @@ def _without_pieces(counts: Mapping[str, FrameCount | None], output: Any, rows: 
     return type(output)(**{**output, **fields})
 
 
-def _with_signature(forward: Callable[..., Any], model: SpeechModel, mask: str) -> Callable[..., Any]:
+def _with_signature(forward: Callable[..., Any], probe: SpeechProbe, mask: str) -> Callable[..., Any]:
     """Return the function with the arguments of the tower's own forward, but this mask in place of its own."""
-    own = inspect.signature(model.tower.forward).parameters.values()
+    own = inspect.signature(probe.tower.forward).parameters.values()
     tower = inspect.Parameter("tower", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    arguments = [tower, *(one for one in own if one.name != model.mask)]
+    arguments = [tower, *(one for one in own if one.name != probe.mask)]
     arguments.append(inspect.Parameter(mask, inspect.Parameter.KEYWORD_ONLY))
     forward.__signature__ = inspect.Signature(sorted(arguments, key=lambda one: one.kind))  # type: ignore[attr-defined]
     return forward

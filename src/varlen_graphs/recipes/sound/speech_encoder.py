@@ -10,7 +10,7 @@ from varlen_graphs.capture.outer_compiler import not_compiled
 from varlen_graphs.declaration.buffer_spec import BufferSpec
 from varlen_graphs.errors import InputError, LayoutError, counted
 from varlen_graphs.recipes.padding_consumers import PaddingConsumers
-from varlen_graphs.recipes.sound.speech_model import SpeechModel
+from varlen_graphs.recipes.sound.speech_probe import SpeechProbe
 from varlen_graphs.recipes.tower_encoder import TowerEncoder
 
 CLIP_MASK = "clip_mask"
@@ -29,16 +29,16 @@ class SpeechEncoder(TowerEncoder):
     """
 
     def __init__(
-        self, tower: nn.Module, model: SpeechModel, budgets: Any, spec: BufferSpec, *, alone: bool,
+        self, tower: nn.Module, probe: SpeechProbe, budgets: Any, spec: BufferSpec, *, alone: bool,
         around: PaddingConsumers, **options: Any,
     ) -> None:  # fmt: skip
         super().__init__(tower, budgets, spec, **options)
         self.alone = alone
         self._reads = around.reason if around.padding or around.untried else None
-        self._mask = model.mask or CLIP_MASK
-        self._of_mask = model.of_mask
-        self._as_mask = model.as_mask
-        self._shortest = model.shortest
+        self._mask = probe.mask or CLIP_MASK
+        self._of_mask = probe.of_mask
+        self._as_mask = probe.as_mask
+        self._shortest = probe.shortest
         parameters = inspect.signature(tower.forward).parameters.values()
         self._names = [one.name for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD]
 

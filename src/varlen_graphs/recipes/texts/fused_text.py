@@ -9,7 +9,7 @@ from varlen_graphs.attention.api import tile_schedule, varlen_attention
 from varlen_graphs.kernels.rotary.op import apply_rotary
 from varlen_graphs.recipes.blocks import add_norm, project_heads, rms_norm, split_heads, swiglu
 from varlen_graphs.recipes.fused import Fused
-from varlen_graphs.recipes.texts.text_model import ROWS
+from varlen_graphs.recipes.texts.text_probe import ROWS
 from varlen_graphs.recipes.vision_tower import recorded
 
 

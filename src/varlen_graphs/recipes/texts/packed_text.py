@@ -19,15 +19,16 @@ from varlen_graphs.layouts.item_table import ItemTable
 from varlen_graphs.layouts.mask import Mask
 from varlen_graphs.outputs.declared import HIDDEN_STATES
 from varlen_graphs.recipes.fused import fused_or
-from varlen_graphs.recipes.inspection import RUN_ERRORS
 from varlen_graphs.recipes.modes.packed_positions import PackedPositions, Site
 from varlen_graphs.recipes.modes.skip_mask_checks import SkipMaskChecks
 from varlen_graphs.recipes.padding_consumers import NOTHING, PaddingConsumers
+from varlen_graphs.recipes.probe import RUN_ERRORS, why_not
 from varlen_graphs.recipes.texts.bucketed_text import bucketed_forward, is_bucketed, relative_positions
 from varlen_graphs.recipes.texts.fused_text import FUSED
 from varlen_graphs.recipes.texts.relative_text import is_relative, relative_forward
 from varlen_graphs.recipes.texts.text_encoder import TextEncoder
-from varlen_graphs.recipes.texts.text_model import (
+from varlen_graphs.recipes.texts.text_padding import ReadPadding
+from varlen_graphs.recipes.texts.text_probe import (
     FARTHEST,
     IDS,
     MASK,
@@ -36,12 +37,10 @@ from varlen_graphs.recipes.texts.text_model import (
     ROWS,
     TYPES,
     USE_CACHE,
-    TextModel,
+    TextProbe,
     asks_for_hidden_states,
 )
-from varlen_graphs.recipes.texts.text_padding import ReadPadding
 from varlen_graphs.recipes.towers import check_loaded, item_table
-from varlen_graphs.recipes.trial import why_not
 from varlen_graphs.shadows.shadow import Shadow
 
 SPARSE = (
@@ -100,14 +99,14 @@ def packed_text(
     if kind in REFUSED and getattr(model, "attention_type", None) != "original_full":
         raise SpecError(f"{name} cannot be graphed: {REFUSED[kind]}")
     check_loaded(model)
-    text = TextModel(Shadow(model).module)
+    text = TextProbe(Shadow(model).module)
     if model.training:
         raise SpecError(f"{name} is in training mode, in which it does not repeat its outputs: call model.eval() first")
-    parts = [*text.model.modules()]
+    parts = [*text.tower.modules()]
     try:
         calls = text.calls()
         expected = [text.run(call) for call in calls]
-        if [*map(id, text.model.modules())] != [*map(id, parts)]:
+        if [*map(id, text.tower.modules())] != [*map(id, parts)]:
             raise SpecError(f"{name} cannot be graphed: it replaces parts of itself as it runs")
         compiles = getattr(options.get("capture"), "compile", False)
         spec, forward, why_padded = _declare(text, calls, expected, _why_not_packed(text, compiles))
@@ -129,13 +128,13 @@ def packed_text(
     return TextEncoder(model, text, budgets, spec, forward=forward, **options)
 
 
-def _why_not_packed(text: TextModel, compiles: bool) -> str | None:
+def _why_not_packed(text: TextProbe, compiles: bool) -> str | None:
     """Return why packing the texts of a model is not even tried, or `None`."""
     if text.reach > FARTHEST:
         return (
             f"its configuration says {text.reach}: packed texts are not checked for a reach of over {FARTHEST} tokens"
         )
-    if compiles and torch.__version__ < "2.13" and "position_ids" not in text.takes and not is_relative(text.model):
+    if compiles and torch.__version__ < "2.13" and "position_ids" not in text.takes and not is_relative(text.tower):
         return (
             f"it counts its tokens itself, which compiled code of torch {torch.__version__} hides; expected torch 2.13"
         )
@@ -143,7 +142,7 @@ def _why_not_packed(text: TextModel, compiles: bool) -> str | None:
 
 
 def _declare(
-    text: TextModel, calls: list[dict[str, Tensor]], expected: list[Any], why_not_packed: str | None
+    text: TextProbe, calls: list[dict[str, Tensor]], expected: list[Any], why_not_packed: str | None
 ) -> tuple[BufferSpec, Forward, str | None]:
     """Return the first declaration that passes the check, its forward, and the reason if texts stay padded."""
     failures = {"packed": {why_not_packed: None}} if why_not_packed else {}
@@ -162,17 +161,17 @@ def _declare(
         failures.setdefault(_how(spec), {})[reason] = None
     tried = [f"{how}: {why}" for how, whys in failures.items() for why in whys]
     raise SpecError(
-        f"{type(text.model).__name__} cannot be graphed as a text encoder; to declare it yourself, see docs/texts.md. "
+        f"{type(text.tower).__name__} cannot be graphed as a text encoder; to declare it yourself, see docs/texts.md. "
         "What was tried:\n- " + "\n- ".join(tried)
     )
 
 
-def _attempts(text: TextModel, output: Any, packs: bool) -> Iterator[tuple[BufferSpec, Forward]]:
+def _attempts(text: TextProbe, output: Any, packs: bool) -> Iterator[tuple[BufferSpec, Forward]]:
     outputs = text.outputs(output, hidden_states=False)
     declared = partial(BufferSpec, text.rows, outputs=outputs, inputs=text.inputs, declared_by="recipe")
     buffers = [RowPositions("row_in_text", text.largest), CuSeqlens(per="item"), MaxSeqlen(per="item"), item_table()]
-    own: Run = relative_forward if is_relative(text.model) else _own(text)
-    fused = fused_or(text.model, own, FUSED)
+    own: Run = relative_forward if is_relative(text.tower) else _own(text)
+    fused = fused_or(text.tower, own, FUSED)
     runs = [own] if fused is None else [fused, own]
     poolers = POOLERS if POOLED in outputs.fields else (None,)
     for run, pooler in product(runs, poolers) if packs else ():
@@ -181,8 +180,8 @@ def _attempts(text: TextModel, output: Any, packs: bool) -> Iterator[tuple[Buffe
     for dtype, causal in product((torch.bool, None), (False, True)):  # eager attention of some adds a floating mask
         yield declared(padded, [AttentionMask("mask", causal=causal, dtype=dtype)]), _padded(text)
     yield declared(padded), _padded(text)
-    if is_bucketed(text.model):
-        positions = relative_positions(text.model, text.device)
+    if is_bucketed(text.tower):
+        positions = relative_positions(text.tower, text.device)
         yield declared(padded, [DeviceBuffer("relative_pos", positions, any_segments=False)]), bucketed_forward
     yield BufferSpec(replace(text.rows, shape=None), Batch(), outputs=outputs, declared_by="recipe"), _padded(text)
 
@@ -193,7 +192,7 @@ def _how(spec: BufferSpec) -> str:
 
 
 def _with_hidden_states(
-    text: TextModel, spec: BufferSpec, forward: Forward, calls: list[dict[str, Tensor]], expected: list[Any]
+    text: TextProbe, spec: BufferSpec, forward: Forward, calls: list[dict[str, Tensor]], expected: list[Any]
 ) -> BufferSpec:
     """Return the declaration with the hidden states of all layers, if the forward returns them as the model does."""
     call = asks_for_hidden_states(calls[0])
@@ -201,7 +200,7 @@ def _with_hidden_states(
     return spec if why_not(lambda: text.check(more, forward, [call], [text.run(call)])) else more
 
 
-def _packed(text: TextModel, run: Run, output: type, pooler: Pooler | None) -> Forward:
+def _packed(text: TextProbe, run: Run, output: type, pooler: Pooler | None) -> Forward:
     """Return the forward of a model on packed tokens."""
     before, largest, caches = text.before, text.largest, USE_CACHE in text.takes
 
@@ -219,7 +218,7 @@ def _packed(text: TextModel, run: Run, output: type, pooler: Pooler | None) -> F
     return forward
 
 
-def _own(text: TextModel) -> Run:
+def _own(text: TextProbe) -> Run:
     """Return the forward of the model itself, with `varlen_attention` in place of its attention."""
     takes_positions, user = "position_ids" in text.takes, text.rows
     others: set[Site] = set()
@@ -243,7 +242,7 @@ def _own(text: TextModel) -> Run:
     return run
 
 
-def _padded(text: TextModel) -> Forward:
+def _padded(text: TextProbe) -> Forward:
     """Return the forward of a model on a batch, with `mask` of four dimensions, that of the call, or none."""
     caches = USE_CACHE in text.takes
 

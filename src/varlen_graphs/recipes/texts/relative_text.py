@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from varlen_graphs.attention.api import tile_schedule, varlen_attention
 from varlen_graphs.recipes.blocks import project_heads
-from varlen_graphs.recipes.texts.text_model import ROWS
+from varlen_graphs.recipes.texts.text_probe import ROWS
 from varlen_graphs.recipes.vision_tower import recorded
 
 MPNET_DISTANCE = 128

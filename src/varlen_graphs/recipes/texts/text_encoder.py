@@ -13,8 +13,8 @@ from varlen_graphs.errors import LayoutError
 from varlen_graphs.layouts.padded import shifted
 from varlen_graphs.outputs.declared import HIDDEN_STATES
 from varlen_graphs.recipes.padding_consumers import PaddingConsumers
-from varlen_graphs.recipes.texts.text_model import IDS, MASK, ROWS, TYPES, USE_CACHE, TextModel
 from varlen_graphs.recipes.texts.text_padding import ReadPadding, has_other_ids
+from varlen_graphs.recipes.texts.text_probe import IDS, MASK, ROWS, TYPES, USE_CACHE, TextProbe
 from varlen_graphs.recipes.tower_encoder import TowerEncoder
 
 _PLAIN = (bool, int, float, str)
@@ -35,7 +35,7 @@ class TextEncoder(TowerEncoder):
     """
 
     def __init__(
-        self, model: nn.Module, text: TextModel, budgets: Any, spec: BufferSpec, *, why_padded: str | None,
+        self, model: nn.Module, text: TextProbe, budgets: Any, spec: BufferSpec, *, why_padded: str | None,
         takes_left: bool, padding: ReadPadding | None, around: PaddingConsumers, **options: Any,
     ) -> None:  # fmt: skip
         super().__init__(model, budgets, spec, **options)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from varlen_graphs.recipes.texts.text_model import IDS, MASK, TextModel, parts_of
+from varlen_graphs.recipes.texts.text_probe import IDS, MASK, TextProbe, parts_of
 
 
 class ReadPadding(NamedTuple):
@@ -28,7 +28,7 @@ class ReadPadding(NamedTuple):
     ends: Sequence[int]
 
     @classmethod
-    def of(cls, text: TextModel) -> "ReadPadding":
+    def of(cls, text: TextProbe) -> "ReadPadding":
         """Try the special token ids and those at both ends of the vocabulary, behind texts with and without an end."""
         some = next((one for one in range(text.tokens) if one not in text.special), 0)
         complete = [some, text.tokens - 1, *(text.ends[:1] or [some])]
@@ -55,7 +55,7 @@ def has_other_ids(ids: Tensor, mask: Tensor, pad: int) -> bool:
     return bool(((ids != pad) & (mask.to(ids.device) == 0)).any())
 
 
-def _changes(text: TextModel, tokens: list[int], some: int, ahead: bool = False) -> bool:
+def _changes(text: TextProbe, tokens: list[int], some: int, ahead: bool = False) -> bool:
     """Return True if the output of a text changes with the token id of padding behind it, or ahead of it."""
     fills = text.special_texts().flatten().tolist()
     fills = [*dict.fromkeys([some, text.tokens - 1, *text.special, *fills])]

@@ -18,10 +18,8 @@ from varlen_graphs.layouts.dtypes import module_dtype
 from varlen_graphs.layouts.padded import real_rows
 from varlen_graphs.outputs.declared import HIDDEN_STATES, Declared, Fields
 from varlen_graphs.outputs.entries import Entries, Items
-from varlen_graphs.recipes.inspection import RUN_ERRORS
 from varlen_graphs.recipes.modes.masked_conv import FrameCount, MaskedConv
-from varlen_graphs.recipes.towers import device_of
-from varlen_graphs.recipes.trial import Trial
+from varlen_graphs.recipes.probe import RUN_ERRORS, TowerProbe, Trial
 
 BINS = (
     "feature_projection_input_dim", "num_mel_bins", "input_feat_per_channel", "feature_size", "input_feat_size",
@@ -42,7 +40,7 @@ MASK_OF = "mask"
 """Part of the name of the argument that tells real rows from padding."""
 
 
-class SpeechModel:
+class SpeechProbe(TowerProbe):
     """A speech encoder to run, and what short runs tell.
 
     Args:
@@ -50,7 +48,7 @@ class SpeechModel:
         mask_dtype: Dtype of the mask that it gets.
 
     Attributes:
-        tower, mask_dtype: As given.
+        mask_dtype: As given.
         rows: Declaration of the rows: samples, or frames of a spectrogram.
         mask: Name of the mask argument; `None` if there is none.
         fields: Number of frames in each field of the output; `None` for a field with an entry a clip.
@@ -65,15 +63,14 @@ class SpeechModel:
     """
 
     def __init__(self, tower: nn.Module, mask_dtype: torch.dtype) -> None:
-        self.tower = tower
+        super().__init__(tower)
         self.mask_dtype = mask_dtype
         self._name = type(tower).__name__
-        parameters = [*inspect.signature(tower.forward).parameters.values()]
+        parameters = [*self.takes.values()]
         masks = [one for one in parameters if MASK_OF in one.name and "output" not in one.name]
         self.mask = masks[0].name if masks else None
         self._needs_mask = bool(masks) and masks[0].default is inspect.Parameter.empty
         self._first = parameters[0].name
-        self.device = device_of(tower)
         self._dtype = module_dtype(tower)
         self._sizes: dict[int, dict[Any, int]] = {}
         self._start = self._accepted()
@@ -223,8 +220,7 @@ class SpeechModel:
 
     def _call(self, clips: Tensor, real: Tensor | None, asked: Mapping[str, Any]) -> Any:
         masks = {} if real is None or self.mask is None else {self.mask: real}
-        with torch.no_grad():
-            return self.tower.forward(**{self._first: clips}, **masks, **{**plain_call(self.tower), **asked})
+        return self.run({self._first: clips, **masks, **plain_call(self.tower), **asked})
 
     def _as_mask(self, fields: Mapping[str, Tensor]) -> list[str]:
         """Return the names of those fields of a call with a mask that follow its dtype: tried with another one."""

@@ -1,6 +1,5 @@
 """A text encoder of transformers, and small batches of texts to check a declaration of it with."""
 
-import inspect
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,9 +20,8 @@ from varlen_graphs.inputs.rows import Rows as InputRows
 from varlen_graphs.layouts.padded import real_rows, shifted
 from varlen_graphs.outputs.declared import HIDDEN_STATES, Fields
 from varlen_graphs.outputs.entries import Items, Rows
-from varlen_graphs.recipes.inspection import RUN_ERRORS
+from varlen_graphs.recipes.probe import RUN_ERRORS, TowerProbe, Trial
 from varlen_graphs.recipes.rounding import difference
-from varlen_graphs.recipes.trial import Trial
 
 IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
 """Arguments of text encoders."""
@@ -47,16 +45,13 @@ USE_CACHE = "use_cache"
 """The argument, and the setting of the configuration, by which decoders return their keys and values."""
 
 
-class TextModel:
+class TextProbe(TowerProbe):
     """A text encoder to run, and what its parts tell.
 
     Args:
-        model: The model.
+        tower: The model.
 
     Attributes:
-        model: As given.
-        takes: Names of the arguments of the forward.
-        device: Device of the model.
         pad: Token id of padding.
         special: Token ids that the configuration names, that of padding first.
         reach: Number of tokens that attention reaches over, the largest that the configuration names; 0 for none.
@@ -70,25 +65,23 @@ class TextModel:
         SpecError: The model takes no token ids, or has no embedding of them.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        name = type(model).__name__
-        self.model = model
-        self.takes = [*inspect.signature(model.forward).parameters]
+    def __init__(self, tower: nn.Module) -> None:
+        super().__init__(tower)
+        name, takes = type(tower).__name__, [*self.takes]
         words = None
         with suppress(NotImplementedError):  # transformers 5 knows no embedding of some models
-            words = getattr(model, "get_input_embeddings", lambda: None)()
-        if IDS not in self.takes or MASK not in self.takes or not isinstance(words, nn.Embedding):
+            words = getattr(tower, "get_input_embeddings", lambda: None)()
+        if IDS not in takes or MASK not in takes or not isinstance(words, nn.Embedding):
             raise SpecError(
-                f"{name} takes {self.takes}: expected a text encoder of transformers, with an nn.Embedding of tokens "
+                f"{name} takes {takes}: expected a text encoder of transformers, with an nn.Embedding of tokens "
                 f"and the arguments {IDS!r} and {MASK!r}"
             )
-        self.device = words.weight.device
-        self.config: Any = getattr(model, "config", None)
+        self.config: Any = getattr(tower, "config", None)
         self.tokens = words.num_embeddings
         pad = getattr(self.config, "pad_token_id", None)
         self.pad = pad if isinstance(pad, int) and 0 <= pad < self.tokens else 0
         most = getattr(self.config, "max_position_embeddings", None)
-        tables = [one for one in model.modules() if isinstance(one, nn.Embedding) and one is not words]
+        tables = [one for one in tower.modules() if isinstance(one, nn.Embedding) and one is not words]
         named = vars(self.config).items() if self.config is not None else ()
         own = [(name, one) for name, value in named if name.endswith("_token_id") for one in _numbers(value)]
         self.special = [self.pad, *(one for _, one in own if 0 <= one < self.tokens)]
@@ -163,21 +156,20 @@ class TextModel:
         return texts
 
     def run(self, call: Mapping[str, Any]) -> Any:
-        """Return the output of the model itself."""
-        with torch.no_grad():
-            return self.model.forward(**{**plain_call(self.model), **call})
+        """Return the model's own output of a call, without hidden states where it asks for none."""
+        return super().run({**plain_call(self.tower), **call})
 
     def outputs(self, output: Any, hidden_states: bool) -> Fields:
         """Declare an output: an entry a token, and an entry a text."""
         if not isinstance(output, Mapping) or not isinstance(output.get(ROWS), Tensor):
             raise SpecError(
-                f"{type(self.model).__name__} returns a {type(output).__name__}: expected an output with the field "
+                f"{type(self.tower).__name__} returns a {type(output).__name__}: expected an output with the field "
                 f"{ROWS!r}; graph the encoder inside of it"
             )
         kept = {name for name, part in output.items() if _is_cache(name, part)}
         fields = {name for name, part in output.items() if part is not None} - {*kept, HIDDEN_STATES}
         if unknown := sorted(fields - {ROWS, POOLED}):
-            raise SpecError(f"{type(self.model).__name__} returns {unknown}: expected {ROWS!r} and {POOLED!r} alone")
+            raise SpecError(f"{type(self.tower).__name__} returns {unknown}: expected {ROWS!r} and {POOLED!r} alone")
         declared = {ROWS: Rows()} | ({POOLED: Items()} if POOLED in fields else {})
         return Fields(**declared, **({HIDDEN_STATES: Rows()} if hidden_states else {}))
 
@@ -229,9 +221,9 @@ class TextModel:
         self, spec: BufferSpec, forward: Callable[..., Any], calls: Sequence[Mapping[str, Any]], expected: Sequence[Any]
     ) -> None:
         """Check that the declared forward gives what the model itself gives for these calls, see `Trial.check`."""
-        trial = Trial(self.model, spec, forward, Budget.padded(8, 64))
+        trial = Trial(self.tower, spec, forward, Budget.padded(8, 64))
         for call, output in zip(calls, expected, strict=True):
-            trial.check({**plain_call(self.model), **call}, output)
+            trial.check({**plain_call(self.tower), **call}, output)
 
     def _compare(self, name: str, got: Tensor | None, expected: Tensor, lengths: list[int]) -> None:
         if got is None or got.shape != expected.shape:

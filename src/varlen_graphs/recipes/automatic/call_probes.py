@@ -25,13 +25,13 @@ from varlen_graphs.layouts.mask import Mask
 from varlen_graphs.outputs.declared import Declared
 from varlen_graphs.outputs.entries import Items, Rows
 from varlen_graphs.outputs.parts import CONSTANTS, flatten
-from varlen_graphs.recipes.automatic.batch_model import MORE, BatchModel
+from varlen_graphs.recipes.automatic.batch_probe import MORE, BatchProbe
 from varlen_graphs.recipes.inspection import fields_of, itself
 from varlen_graphs.recipes.modes.cached_tables import CachedTable, cached_tables, why_changed
 from varlen_graphs.recipes.modes.skip_mask_checks import keeps_masks
+from varlen_graphs.recipes.probe import Trial
 from varlen_graphs.recipes.rounding import difference
 from varlen_graphs.recipes.towers import device_of
-from varlen_graphs.recipes.trial import Trial
 from varlen_graphs.shadows.shadow import Shadow, same_bits
 from varlen_graphs.torch_dispatch.rules_mode import CaptureRulesMode
 
@@ -277,7 +277,7 @@ class _Accepted(NamedTuple):
         return same and tensor.shape[self.first :] == self.shape
 
 
-class _CallModel(BatchModel):
+class _CallProbe(BatchProbe):
     """A module, and the tensors of a call, some of which have an entry for each item.
 
     Attributes:
@@ -313,7 +313,7 @@ class _CallModel(BatchModel):
 
 def _models(
     module: nn.Module, tables: list[CachedTable], tensors: Mapping[str, Tensor], padded: bool
-) -> Iterator[_CallModel]:
+) -> Iterator[_CallProbe]:
     """Yield ways to understand a call, the more general first."""
     (name, batch), *others = tensors.items()
     of_items = [one for one, tensor in others if tensor.shape[:1] == batch.shape[:1]]
@@ -338,7 +338,7 @@ def _layouts(batch: Tensor, others: Mapping[str, Tensor]) -> Iterator[Mask | Len
             yield Lengths(name, padded=True)
 
 
-class _OfOneSize(_CallModel):
+class _OfOneSize(_CallProbe):
     """A module, and batches made of the items of a call."""
 
     @property
@@ -377,7 +377,7 @@ class _OfOneSize(_CallModel):
         return entries
 
 
-class _Padded(_CallModel):
+class _Padded(_CallProbe):
     """A module that takes a padded batch, as a call brings it."""
 
     def __init__(
@@ -401,14 +401,14 @@ class _Padded(_CallModel):
             CaptureError: A run does what no graph can hold.
         """
         items, cut, whole = range(len(self.items)), self.lengths, [self.length] * len(self.items)
-        own, other = (self._run(items, cut, self.length, moved=moved) for moved in (0, 1))
-        wider = self._run(items, cut, self.length + PADDING, moved=2)
+        own, other = (self._output(items, cut, self.length, moved=moved) for moved in (0, 1))
+        wider = self._output(items, cut, self.length + PADDING, moved=2)
         outputs = self._outputs_of(own, wider)
-        seen, unseen = (self._run(items, whole, self.length, moved=moved) for moved in (0, 1))
+        seen, unseen = (self._output(items, whole, self.length, moved=moved) for moved in (0, 1))
         if all(same for item in items for same in self._same(seen, unseen, outputs, item)):
             raise SpecError(f"rows past those that {self.layout.name} marks change nothing, whatever it marks")
         for item in items:
-            alone = self._run([item], [cut[item]], cut[item])
+            alone = self._output([item], [cut[item]], cut[item])
             if not all((*self._same(own, other, outputs, item), *self._same(own, wider, outputs, item))):
                 raise SpecError(f"an output depends on rows past those that {self.layout.name} marks")
             if not all(self._same(own, alone, outputs, item, 0)):
@@ -419,8 +419,8 @@ class _Padded(_CallModel):
         trial.check(self._call(items, cut, self.length + PADDING, moved=2), wider)
         return spec
 
-    def _run(self, items: Sequence[int], lengths: Sequence[int], length: int, moved: int = 0) -> Any:
-        return self.called(self._call(items, lengths, length, moved))
+    def _output(self, items: Sequence[int], lengths: Sequence[int], length: int, moved: int = 0) -> Any:
+        return self.run(self._call(items, lengths, length, moved))
 
     def _call(self, items: Sequence[int], lengths: Sequence[int], length: int, moved: int = 0) -> dict[str, Any]:
         """Return a call of some items, said to be of these lengths; `moved` chooses the rows behind the cut ones."""

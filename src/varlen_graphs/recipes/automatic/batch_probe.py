@@ -1,6 +1,6 @@
 """A tower that takes a batch of items of one size, and its declaration, found by running it on a few of them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,19 +19,17 @@ from varlen_graphs.outputs.entries import Rows
 from varlen_graphs.outputs.parts import flatten
 from varlen_graphs.recipes.automatic.fused_batch import FUSED
 from varlen_graphs.recipes.fused import fused_or
-from varlen_graphs.recipes.inspection import RUN_ERRORS, declare, itself
+from varlen_graphs.recipes.inspection import declare, itself
 from varlen_graphs.recipes.modes.cached_tables import CachedTable, reads_copies
 from varlen_graphs.recipes.modes.skip_mask_checks import keeps_masks
+from varlen_graphs.recipes.probe import RUN_ERRORS, TowerProbe, Trial, why_not
 from varlen_graphs.recipes.rounding import difference
-from varlen_graphs.recipes.towers import device_of
-from varlen_graphs.recipes.trial import Trial, why_not
-from varlen_graphs.torch_dispatch.checked_indices import run_checked
 
 FEW, MORE = 2, 3
 """Sizes of the batches to run: a dimension that is 2 in one and 3 in the other is that of the batch."""
 
 
-class BatchModel:
+class BatchProbe(TowerProbe):
     """A tower to run on small batches. Subclasses know the arguments.
 
     Args:
@@ -39,11 +37,9 @@ class BatchModel:
         tables: Host tensors that it keeps, which a shadow shares.
 
     Attributes:
-        tower, tables: As given.
-        forward: The forward of the tower.
+        tables: As given.
         name: Name of the argument that holds the batch.
-        device: Its device.
-        function: Function to capture in place of the tower; `None` for the tower itself.
+        function: Function to capture in place of the tower; `None` for the tower itself. Known once it is declared.
         rows: Declaration of the batch.
         shape: Shape of one item.
         inputs: Declarations of tensors beside the batch.
@@ -57,11 +53,9 @@ class BatchModel:
     takes_hidden_states = False
 
     def __init__(self, tower: nn.Module, tables: list[CachedTable]) -> None:
-        self.tower = tower
-        self.forward = tower.forward
-        self.device = device_of(tower)
+        super().__init__(tower)
         self.tables = tables
-        self.function = reads_copies(tables, itself(self.forward)) if tables else None
+        self.function: Callable[..., Any] | None = None
         self.inputs: list[Any] = []
         self.ignored: list[str] = []
 
@@ -69,14 +63,9 @@ class BatchModel:
         """Return the arguments of a call: so many items from the `first` on, the same each time."""
         raise NotImplementedError
 
-    def run(self, count: int, asked: Mapping[str, Any] | None = None, first: int = 0) -> Any:
-        """Return the output of the tower's own forward for so many items, with some arguments more."""
-        return self.called(self.example(count, first) | dict(asked or {}))
-
-    def called(self, arguments: Mapping[str, Any]) -> Any:
-        """Return the output of the tower's own forward; an index out of range is an error on a GPU, too."""
-        with torch.no_grad():
-            return run_checked(lambda: self.forward(**arguments), self.device)
+    def run_items(self, count: int, asked: Mapping[str, Any] | None = None, first: int = 0) -> Any:
+        """Return the tower's own output for so many items, with some arguments more."""
+        return self.run(self.example(count, first) | dict(asked or {}))
 
     def declare(self) -> BufferSpec:
         """Return the declaration, checked.
@@ -130,7 +119,7 @@ class BatchModel:
         Raises:
             SpecError: An output has no entry for each input, or depends on other inputs of the batch.
         """
-        runs = [self.run(count, asked) for count in (FEW, MORE)]
+        runs = [self.run_items(count, asked) for count in (FEW, MORE)]
         declared, unknown = declare(runs, [Layout(((1, 1, 1),) * count) for count in (FEW, MORE)], ())
         if unknown:
             raise SpecError(f"its outputs {unknown} have no entry for each input of a batch")
@@ -156,7 +145,7 @@ class BatchModel:
         """Check that the last input of a batch has the same outputs alone."""
         last = MORE - 1
         parts = flatten(output, declared)
-        alone = flatten(self.run(1, asked, last), declared)
+        alone = flatten(self.run_items(1, asked, last), declared)
         for whole, part, extent, path in zip(parts.tensors, alone.tensors, parts.extents, parts.paths, strict=True):
             dim = extent.rows_dim
             of_last = whole.narrow(dim, whole.shape[dim] // MORE * last, whole.shape[dim] // MORE)
@@ -177,4 +166,4 @@ class BatchModel:
             with torch.no_grad():
                 run(self.tower, **call)  # which copies them
         rows = self.rows if self.rows.normalize is None else InputRows(self.name, self.rows.shape)
-        Trial(self.tower, self._spec(rows, outputs), run, FEW).check(call, self.run(FEW, asked))
+        Trial(self.tower, self._spec(rows, outputs), run, FEW).check(call, self.run_items(FEW, asked))

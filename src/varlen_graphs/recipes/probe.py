@@ -1,10 +1,11 @@
-"""A declaration and its forward, tried on calls of a tower before there is an encoder, and compared as graphs are."""
+"""Probes run a tower on small calls before there is an encoder, and try declarations of it, compared as graphs are."""
 
 import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
 
 from varlen_graphs.budgets.budget import Budget
@@ -13,11 +14,45 @@ from varlen_graphs.declaration.reading import read_layout
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import SpecError, VarlenGraphsError
 from varlen_graphs.outputs.parts import flatten
-from varlen_graphs.recipes.inspection import RUN_ERRORS
 from varlen_graphs.recipes.towers import device_of
 from varlen_graphs.torch_dispatch.checked_indices import run_checked
 from varlen_graphs.torch_dispatch.rules_mode import CaptureRulesMode
 from varlen_graphs.verify.compare import Example, few, limit_of
+
+RUN_ERRORS = (RuntimeError, ValueError, TypeError, IndexError, AttributeError)
+"""Errors that a tower raises for inputs it does not accept."""
+
+
+class UnknownCallError(SpecError):
+    """Neither the configuration of a tower nor its arguments tell how it is called. Its first call does."""
+
+
+class TowerProbe:
+    """A tower to run. Subclasses know its calls, and declare what it returns for them.
+
+    Args:
+        tower: The tower: a shadow, which runs may change.
+
+    Attributes:
+        tower: As given.
+        forward: Its own forward.
+        takes: The arguments of that, by name.
+        device: Its device.
+    """
+
+    def __init__(self, tower: nn.Module) -> None:
+        self.tower, self.forward = tower, tower.forward
+        self.takes = inspect.signature(tower.forward).parameters
+        self.device = device_of(tower)
+
+    def run(self, call: Mapping[str, Any]) -> Any:
+        """Return the tower's own output of a call, without gradients. An index out of range is an error on a GPU, too.
+
+        Raises:
+            Exception: That of the tower, one of `RUN_ERRORS` for a call that it does not take.
+        """
+        with torch.no_grad():
+            return run_checked(partial(self.forward, **call), self.device)
 
 
 class Trial:
