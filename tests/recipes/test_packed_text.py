@@ -587,14 +587,32 @@ class Segments(transformers.BertModel):
 
 
 @packs
-def test_a_model_that_counts_tokens_which_nothing_names_is_not_packed():
+@pytest.mark.parametrize("states", [False, True])  # returned by default, of which the check takes no notice
+def test_a_model_that_counts_tokens_which_nothing_names_is_not_packed(states):
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
     torch.manual_seed(0)
-    model = Segments(transformers.BertConfig(vocab_size=30_000, **sizes)).eval().requires_grad_(False)
+    config = transformers.BertConfig(vocab_size=30_000, output_hidden_states=states, **sizes)
+    model = Segments(config).eval().requires_grad_(False)
     for parameter in model.parameters():
         parameter.mul_(5 if parameter.dim() > 1 else 1)
     encoder = text_encoder("bert", model)
     assert re.search(r"differs .* in a call of items \[\(1, 1, 64\), \(1, 1, 64\)", encoder.why_padded)
+
+
+class OfShortTexts(transformers.BertModel):
+    """Says nothing where it refuses a text."""
+
+    def forward(self, input_ids, attention_mask=None, **kwargs):
+        if attention_mask is None and len(input_ids) == 1 and input_ids.shape[1] > 64:
+            raise ValueError
+        return super().forward(input_ids, attention_mask, **kwargs)
+
+
+@packs
+def test_a_model_that_refuses_packed_texts_without_a_word_is_not_packed():
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    model = OfShortTexts(transformers.BertConfig(vocab_size=99, **sizes)).eval().requires_grad_(False)
+    assert text_encoder("bert", model).why_padded == "ValueError()"
 
 
 @packs

@@ -65,18 +65,13 @@ def with_hidden_states(
     if isinstance(value, list):
         return {**arguments, name: tuple(value)}
     default = None if parameter is None else parameter.default
-    if default is None and name not in arguments and (asked := _asked_for_hidden_states(module)):
+    if default is None and name not in arguments and (asked := hidden_states_by_config(module)):
         return {**arguments, name: asked}
     return arguments
 
 
-def plain_call(module: nn.Module) -> dict[str, bool]:
-    """Return what a call has to say to get no hidden states: nothing, unless the configuration asks for them."""
-    return {OUTPUT_HIDDEN_STATES: False} if _asked_for_hidden_states(module) else {}
-
-
-def _asked_for_hidden_states(module: nn.Module) -> Any:
-    """Return the setting of the configuration that asks for hidden states."""
+def hidden_states_by_config(module: nn.Module) -> Any:
+    """Return the setting of the configuration that asks for hidden states; `None` if there is none."""
     settings = _settings(module)
     return settings.get(OUTPUT_HIDDEN_STATES, settings.get(f"_{OUTPUT_HIDDEN_STATES}"))
 

@@ -10,6 +10,7 @@ from torch import nn
 
 from varlen_graphs.budgets.budget import Budget
 from varlen_graphs.declaration.buffer_spec import BufferSpec
+from varlen_graphs.declaration.other_outputs import OUTPUT_HIDDEN_STATES, hidden_states_by_config
 from varlen_graphs.declaration.reading import read_layout
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import SpecError, VarlenGraphsError
@@ -44,6 +45,16 @@ class TowerProbe:
         self.tower, self.forward = tower, tower.forward
         self.takes = inspect.signature(tower.forward).parameters
         self.device = device_of(tower)
+
+    def accepts(self, name: str) -> bool:
+        """Return True if the tower takes an argument of this name."""
+        return name in self.takes or any(one.kind is one.VAR_KEYWORD for one in self.takes.values())
+
+    @property
+    def plain(self) -> dict[str, bool]:
+        """What a call says to get no hidden states: nothing, unless the configuration asks for them."""
+        asks = bool(hidden_states_by_config(self.tower)) and self.accepts(OUTPUT_HIDDEN_STATES)
+        return {OUTPUT_HIDDEN_STATES: False} if asks else {}
 
     def run(self, call: Mapping[str, Any]) -> Any:
         """Return the tower's own output of a call, without gradients. An index out of range is an error on a GPU, too.
@@ -107,5 +118,5 @@ def why_not(check: Callable[[], object]) -> str | None:
     try:
         check()
     except (VarlenGraphsError, *RUN_ERRORS) as error:
-        return " ".join(str(error).splitlines()[:2])
+        return " ".join(str(error).splitlines()[:2]) or repr(error)
     return None

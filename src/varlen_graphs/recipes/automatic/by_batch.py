@@ -97,9 +97,7 @@ class _Batched(BatchProbe):
         super().__init__(tower, tables)
         self.dtype = module_dtype(tower)
         parameters = self.takes
-        self.takes_hidden_states = OUTPUT_HIDDEN_STATES in parameters or any(
-            one.kind is one.VAR_KEYWORD for one in parameters.values()
-        )
+        self.takes_hidden_states = self.accepts(OUTPUT_HIDDEN_STATES)
         self.name = next(iter(parameters), "")
         kind = self.name if self.name in INPUTS else str(getattr(tower, "main_input_name", ""))
         if shape is None and kind not in INPUTS:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from varlen_graphs.budgets.budget import Budget
 from varlen_graphs.declaration.buffer_spec import BufferSpec
-from varlen_graphs.declaration.other_outputs import OUTPUT_HIDDEN_STATES, plain_call
+from varlen_graphs.declaration.other_outputs import OUTPUT_HIDDEN_STATES
 from varlen_graphs.errors import SpecError, counted
 from varlen_graphs.inputs.rows import Rows as InputRows
 from varlen_graphs.layouts.dtypes import module_dtype
@@ -137,7 +137,7 @@ class SpeechProbe(TowerProbe):
         Raises what `Trial.check` does.
         """
         trial = Trial(self.tower, spec, forward, Budget.padded(4, 2 * self._start))
-        asked = plain_call(self.tower) | dict(asked)
+        asked = self.plain | dict(asked)
         for lengths in self.calls():
             is_ragged, longest = min(lengths) < max(lengths), max(lengths)
             if is_ragged and not ragged:
@@ -220,7 +220,7 @@ class SpeechProbe(TowerProbe):
 
     def _call(self, clips: Tensor, real: Tensor | None, asked: Mapping[str, Any]) -> Any:
         masks = {} if real is None or self.mask is None else {self.mask: real}
-        return self.run({self._first: clips, **masks, **plain_call(self.tower), **asked})
+        return self.run({self._first: clips, **masks, **self.plain, **asked})
 
     def _as_mask(self, fields: Mapping[str, Tensor]) -> list[str]:
         """Return the names of those fields of a call with a mask that follow its dtype: tried with another one."""

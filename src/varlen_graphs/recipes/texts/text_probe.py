@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from varlen_graphs.budgets.budget import Budget
 from varlen_graphs.declaration.buffer_spec import BufferSpec
-from varlen_graphs.declaration.other_outputs import OUTPUT_HIDDEN_STATES, plain_call
+from varlen_graphs.declaration.other_outputs import OUTPUT_HIDDEN_STATES
 from varlen_graphs.errors import SpecError, counted
 from varlen_graphs.inputs.extra import PerRow
 from varlen_graphs.inputs.rows import Rows as InputRows
@@ -157,7 +157,7 @@ class TextProbe(TowerProbe):
 
     def run(self, call: Mapping[str, Any]) -> Any:
         """Return the model's own output of a call, without hidden states where it asks for none."""
-        return super().run({**plain_call(self.tower), **call})
+        return super().run({**self.plain, **call})
 
     def outputs(self, output: Any, hidden_states: bool) -> Fields:
         """Declare an output: an entry a token, and an entry a text."""
@@ -223,7 +223,7 @@ class TextProbe(TowerProbe):
         """Check that the declared forward gives what the model itself gives for these calls, see `Trial.check`."""
         trial = Trial(self.tower, spec, forward, Budget.padded(8, 64))
         for call, output in zip(calls, expected, strict=True):
-            trial.check({**plain_call(self.tower), **call}, output)
+            trial.check({**self.plain, **call}, output)
 
     def _compare(self, name: str, got: Tensor | None, expected: Tensor, lengths: list[int]) -> None:
         if got is None or got.shape != expected.shape:
