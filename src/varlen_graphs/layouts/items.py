@@ -6,6 +6,8 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Literal
 
+from varlen_graphs.errors import counted
+
 Order = Literal["raster", "merge_block"]
 """Order of the rows of a frame: line by line, or merge block by merge block."""
 
@@ -41,6 +43,14 @@ class Layout:
     def of(self, items: Iterable[tuple[int, ...]], length: int | None = None) -> "Layout":
         """Return other items in the same arrangement, padded to another length if there is one."""
         return Layout(tuple(items), self.length if length is None else length, self.grouped)
+
+    def told(self, index: int) -> str:
+        """Return an item for messages: its rows alone, where no item has other sizes."""
+        return counted(self.rows[index], "row") if self._has_rows_alone else str(self.items[index])
+
+    @cached_property
+    def _has_rows_alone(self) -> bool:
+        return all(len(item) == 3 and item[:2] == (1, 1) for item in self.items)
 
     @property
     def size(self) -> int:

@@ -89,9 +89,9 @@ class Example:
         compared = [(self._name(path, actual), copied(errors)) for path, errors in self._errors(actual, run, items)]
 
         def differences() -> list[Difference]:
-            found = [Difference(0.0, item, "output") for item in items]
+            found, layout = [Difference(0.0, item, "output") for item in items], self.layout
             for name, errors in compared:
-                wheres = [f"{name} of item {item}, {self.layout.items[item]}," for item in items]
+                wheres = [f"{name} of item {item}, {layout.told(item)}," for item in items]
                 found = [max(pair) for pair in zip(found, map(Difference, errors(), items, wheres), strict=True)]
             return found
 
@@ -277,7 +277,7 @@ def _comparable(tensor: Tensor) -> Tensor:
 
 def few(layout: Layout) -> str:
     """Format the items of a layout for a message."""
-    some, more = ", ".join(map(str, layout.items[:FEW])), len(layout) - FEW
+    some, more = ", ".join(map(layout.told, range(len(layout))[:FEW])), len(layout) - FEW
     return f"[{some}, ... {more} more]" if more > 0 else f"[{some}]"
 
 
