@@ -5,6 +5,7 @@ import gc
 import threading
 import weakref
 from contextlib import nullcontext
+from functools import partial
 
 import pytest
 import torch
@@ -638,6 +639,25 @@ def test_places_among_floats_that_no_check_can_vary_run_eager():
     assert torch.equal(first, own(calls[0]))
     assert all(torch.equal(model(call), own(call)) for call in calls)
     assert replays(model) == 0
+
+
+class NamedTower(Classifier):
+    """Calls an argument as functions in place of a module call that."""
+
+    def forward(self, x, tower=None):
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("hook", [False, True])
+def test_names_of_arguments_and_hooks_that_change_outputs_keep_no_module_from_graphs(hook):
+    module = made(NamedTower)
+    encoder_of = partial(vg.recipes.by_call, call={"x": images(2)}, backend="tape")
+    handle = module.register_forward_hook(lambda module, args, out: 2 * out)
+    encoder = encoder_of(module) if hook else None
+    handle.remove()
+    encoder, x = encoder or encoder_of(module), images(3)
+    torch.testing.assert_close(encoder(x), module.forward(x))
+    assert encoder.stats.replays.total() == 1
 
 
 class Attends(nn.Module):

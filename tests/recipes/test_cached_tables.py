@@ -11,8 +11,8 @@ import torch
 import varlen_graphs as vg
 from tests.support.multimodal import random, tower_model
 from tests.support.towers import distance, equal_bits
-from varlen_graphs.recipes.inspection import itself
 from varlen_graphs.recipes.modes.cached_tables import cached_tables, reads_copies, why_changed
+from varlen_graphs.recipes.probe import itself
 from varlen_graphs.torch_dispatch.rules_mode import CaptureRulesMode
 
 META = torch.device("meta")

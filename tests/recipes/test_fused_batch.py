@@ -155,3 +155,32 @@ def test_parts_of_other_classes_run_as_they_are():
     encoder = unchecked_encoder(tower)
     check(encoder, batch("siglip", 3))
     assert operators(encoder, batch("siglip", 3))["varlen_graphs::attention"] == 0
+
+
+def test_a_tower_whose_hook_changes_its_output_is_graphed_once_the_hook_is_gone():
+    tower = tower_of("clip")
+
+    def halved(module, args, output):
+        output.pooler_output = output.pooler_output / 2
+        return output
+
+    handle = tower.register_forward_hook(halved)
+    encoder, x = unchecked_encoder(tower), batch("clip", 2)
+    hooked = encoder(x).pooler_output
+    assert encoder.stats.eager == {"forward hooks": 1}
+    handle.remove()
+    assert distance(2 * hooked, encoder(x).pooler_output) < 1e-6
+    assert encoder.stats.replays.total() == 1
+
+
+@pytest.mark.skipif(IS_OLD, reason="CLIP of transformers 4 returns none by its configuration")
+@pytest.mark.parametrize("name", TOWERS)
+def test_a_tower_that_returns_what_fused_layers_do_not_runs_its_own(name):
+    tower = tower_of(name)
+    tower.set_attn_implementation("eager")
+    tower.config.output_attentions = True
+    encoder, x = unchecked_encoder(tower), batch(name, 2)
+    out, expected = encoder(x), tower.forward(x)
+    for one, other in zip(out.attentions, expected.attentions, strict=True):
+        assert distance(one, other) < 1e-5
+    assert encoder.stats.replays.total() == 1

@@ -267,6 +267,19 @@ def test_hidden_states_are_graphed():
     assert not encoder.stats.eager
 
 
+def test_hidden_states_that_the_configuration_asks_for_are_graphed():
+    tower = generic_tower("GlmOcrVisionModel")
+    tower.config.output_hidden_states = True
+    encoder = graphed(tower)
+    items = [(2, 6, 8), (1, 4, 4)]
+    rows, grid = rows_for(encoder, items, 0), torch.tensor(items)
+    for asked in ({}, {"output_hidden_states": False}, {"output_hidden_states": True}):
+        out, expected = encoder(rows, grid_thw=items, **asked), tower(rows, grid_thw=grid, **asked)
+        assert (out.hidden_states is None) == (expected.hidden_states is None)
+        assert distance(out, expected) < 1e-5
+    assert not encoder.stats.eager
+
+
 def test_hooks_see_the_original_run():
     tower = generic_tower("GlmOcrVisionModel")
     encoder = graphed(tower)

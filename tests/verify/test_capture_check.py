@@ -1,5 +1,6 @@
 """The proof of new graphs, which is on by default: what is wrong runs eager, and says why."""
 
+import re
 import warnings
 
 import pytest
@@ -173,6 +174,49 @@ def test_a_function_that_is_not_what_the_module_computes_never_answers():
     with pytest.warns(UserWarning, match="compute something other than the module itself"):
         assert equal_bits(encoder(rows, lengths=[6]), 2 * rows)
     assert equal_bits(encoder(rows, lengths=torch.tensor([6])), 2 * rows)
+
+
+class TellsMore(nn.Module):
+    """Returns another tensor, a number and nothing beside its output."""
+
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(8, 8).requires_grad_(False)
+
+    def forward(self, x, lengths=None):
+        return {"out": self.lin(x), "twice": 2 * x, "scale": 3, "left": None}
+
+
+@pytest.mark.filterwarnings("ignore:.*failed verification")
+@pytest.mark.parametrize("declared", ["fields", "one extent"])
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({"twice": None}, r"output.twice \(None instead of a tensor\) of item"),
+        ({"scale": 4}, r"output.scale \(4 instead of 3\) of item"),
+        ({"scale": None}, r"output.scale \(None instead of 3\)"),
+        ({"left": 5}, None),  # a field that the module leaves empty
+        ({}, None),
+    ],
+)
+def test_what_a_function_leaves_out_and_other_python_values_are_wrong(declared, more, why):
+    def forward(module, x):
+        return {"out": module.lin(x), "twice": 2 * x, "scale": 3, "left": None} | more
+
+    rows = vg.outputs.Rows()
+    outputs = rows if declared == "one extent" else {"out": rows, "twice": rows, "scale": rows, "left": rows}
+    spec = vg.BufferSpec(vg.inputs.Rows("x", shape=(8,)), vg.Lengths(), outputs=outputs)
+    module = TellsMore().eval()
+    encoder = vg.GraphedEncoder(module, [64], spec, forward=forward, backend="tape")
+    for lengths in ([5], [4, 5]):
+        x = rows_for(lengths)
+        out, expected = encoder(x, lengths=lengths), module(x)
+        assert distance(out["out"], expected["out"]) < 1e-6
+        if why is not None:
+            assert distance(out["twice"], expected["twice"]) == 0
+            assert out["scale"] == 3
+    assert encoder.stats.replays.total() == (0 if why else 2)
+    assert why is None or re.search(why, " ".join(encoder.report(detail=True).split()))
 
 
 @pytest.mark.parametrize("draw", [torch.rand_like, lambda x: nn.functional.dropout(x, 0.5, training=True)])

@@ -17,7 +17,7 @@ from varlen_graphs.layouts.item_table import ItemTable
 from varlen_graphs.layouts.items import Layout
 from varlen_graphs.layouts.packed_batch import GatherIndices, item_sizes, pad_rows
 from varlen_graphs.outputs.declared import HIDDEN_STATES, Declared, Fields, named
-from varlen_graphs.outputs.entries import Extent, Rows
+from varlen_graphs.outputs.entries import Extent
 from varlen_graphs.torch_dispatch.sharded import require_replicated
 
 Rebuild = Callable[[Sequence[Tensor]], Any]
@@ -37,6 +37,7 @@ class Parts:
         constants: Python values of the output.
         containers: Types of what holds tensors and values.
         rebuild: Builds a new output from other tensors. Holds no reference to the tensors of this output.
+        declared: The Python values at places that are declared, by path.
     """
 
     tensors: list[Tensor]
@@ -45,6 +46,7 @@ class Parts:
     constants: list[Any]
     containers: list[type]
     rebuild: Rebuild
+    declared: dict[Path, Any] = dataclasses.field(default_factory=dict)
 
     def active(self, item_slice: ItemSlice) -> list[Tensor]:
         """Return views of the entries that belong to a slice of the items."""
@@ -158,7 +160,7 @@ def name_of(path: Path) -> str:
     return "output" + "".join(f".{step}" if isinstance(step, str) else f"[{step!r}]" for step in path)
 
 
-def _visit(part: Any, declared: Declared, path: Path, parts: Parts) -> Rebuild:
+def _visit(part: Any, declared: Declared | None, path: Path, parts: Parts) -> Rebuild:
     if isinstance(part, Tensor):
         if not isinstance(declared, Extent):
             raise SpecError(
@@ -177,7 +179,10 @@ def _visit(part: Any, declared: Declared, path: Path, parts: Parts) -> Rebuild:
         return operator.itemgetter(len(parts.tensors) - 1)
     if isinstance(part, CONSTANTS):
         parts.constants.append(part)
+        if declared is not None:
+            parts.declared[path] = part
         return lambda tensors: part
+    assert declared is not None  # noqa: S101 - fields may leave out Python values alone
     kind = type(part)  # the closures below must not hold `part`: they outlive its tensors
     parts.containers.append(kind)
     if dataclasses.is_dataclass(part) and not isinstance(part, tuple | list):
@@ -286,4 +291,4 @@ def _visit_fields(fields: Mapping[Any, Any], declared: Declared, path: Path, par
             f"{unknown or 'none'}; expected one declaration for each field that is not a Python value, as in "
             "Fields(name=Rows())"
         )
-    return {name: _visit(field, each.get(name, Rows()), (*path, name), parts) for name, field in fields.items()}
+    return {name: _visit(field, each.get(name), (*path, name), parts) for name, field in fields.items()}

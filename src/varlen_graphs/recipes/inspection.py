@@ -32,18 +32,6 @@ HELPER_MODULES = ("transformers.vision_utils", "transformers.utils.generic")
 """Modules of the helpers that many towers share; other helpers are in the file of their tower."""
 
 
-def itself(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function of a tower that calls it, with the arguments of its forward."""
-
-    def function(tower: nn.Module, **arguments: Any) -> Any:
-        return tower(**arguments)
-
-    own = inspect.signature(forward).parameters.values()
-    tower = inspect.Parameter("tower", inspect.Parameter.POSITIONAL_ONLY)
-    function.__signature__ = inspect.Signature([tower, *own])  # type: ignore[attr-defined]
-    return function
-
-
 def never_reads(forward: Callable[..., Any], name: str) -> bool:
     """Return True if the code of a forward has no use for an argument. A run would show one path through it alone."""
     code = getattr(inspect.unwrap(forward), "__code__", None)

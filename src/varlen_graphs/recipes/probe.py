@@ -15,6 +15,7 @@ from varlen_graphs.declaration.reading import read_layout
 from varlen_graphs.encoder import GraphedEncoder
 from varlen_graphs.errors import SpecError, VarlenGraphsError
 from varlen_graphs.outputs.parts import flatten
+from varlen_graphs.recipes.rounding import rounding
 from varlen_graphs.recipes.towers import device_of
 from varlen_graphs.torch_dispatch.checked_indices import run_checked
 from varlen_graphs.torch_dispatch.rules_mode import CaptureRulesMode
@@ -39,7 +40,10 @@ class TowerProbe:
         forward: Its own forward.
         takes: The arguments of that, by name.
         device: Its device.
+        tolerance: That of the encoder to come; `None` for the default.
     """
+
+    tolerance: float | None = None
 
     def __init__(self, tower: nn.Module) -> None:
         self.tower, self.forward = tower, tower.forward
@@ -65,6 +69,27 @@ class TowerProbe:
         with torch.no_grad():
             return run_checked(partial(self.forward, **call), self.device)
 
+    def trial(self, spec: BufferSpec, forward: Callable[..., Any] | None, budget: Budget | int) -> "Trial":
+        """Return a trial of a declaration and its forward."""
+        return Trial(self.tower, spec, forward, budget, self.tolerance)
+
+
+def tolerance_of(options: Mapping[str, Any]) -> float | None:
+    """Return the tolerance among the options of an encoder."""
+    return getattr(options.get("verify"), "tolerance", None)
+
+
+def itself(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of a tower that calls it, with the arguments of its forward."""
+
+    def function(tower: nn.Module, /, **arguments: Any) -> Any:
+        return tower(**arguments)
+
+    own = inspect.signature(forward).parameters
+    tower = inspect.Parameter("tower" if "tower" not in own else "_tower", inspect.Parameter.POSITIONAL_ONLY)
+    function.__signature__ = inspect.Signature([tower, *own.values()])  # type: ignore[attr-defined]
+    return function
+
 
 class Trial:
     """Runs a declared forward eager, watched for what no graph can hold, and compares it with the tower itself.
@@ -72,25 +97,30 @@ class Trial:
     Args:
         tower: The tower: a shadow, which runs may change.
         spec: The declaration.
-        forward: Its forward.
+        forward: Its forward; `None` for the tower's own, without the hooks on the tower, which no graph holds.
         budget: A budget of its kind.
+        tolerance: Largest error allowed; by default that of graphs, see `vg.options.Verify`.
     """
 
-    def __init__(self, tower: nn.Module, spec: BufferSpec, forward: Callable[..., Any], budget: Budget | int) -> None:
-        def watched(tower: nn.Module, **arguments: Any) -> Any:
-            return CaptureRulesMode(self._device, "it").watch(partial(forward, tower, **arguments))
+    def __init__(
+        self, tower: nn.Module, spec: BufferSpec, forward: Callable[..., Any] | None, budget: Budget | int,
+        tolerance: float | None = None,
+    ) -> None:  # fmt: skip
+        def watched(tower: nn.Module, /, **arguments: Any) -> Any:
+            run = partial(tower.forward, **arguments) if forward is None else partial(forward, tower, **arguments)
+            return CaptureRulesMode(self._device, "it").watch(run)
 
-        watched.__signature__ = inspect.signature(forward)  # type: ignore[attr-defined]
+        watched.__signature__ = inspect.signature(forward or itself(tower.forward))  # type: ignore[attr-defined]
         self._executor = GraphedEncoder(tower, [budget], spec, forward=watched, backend="eager").executor
-        self._device = device_of(tower)
+        self._device, self._tolerance = device_of(tower), tolerance
 
-    def check(self, call: Mapping[str, Any], own: Any, of: Mapping[str, Any] | None = None) -> None:
+    def check(self, call: Mapping[str, Any], own: Any, answered: Mapping[str, Any] | None = None) -> None:
         """Check that the forward gives for each item of a call what the tower itself gave.
 
         Args:
             call: The arguments of the call, by name.
             own: The output of the tower itself.
-            of: Arguments of the call that it is for: the same items, padded to another length. By default this call.
+            answered: The arguments that the tower answered, if their padding is another: the same items.
 
         Raises:
             SpecError: It gives something else, or not as declared.
@@ -98,15 +128,16 @@ class Trial:
             Exception: That of the tower.
         """
         executor, forward = self._executor, self._executor.forward
-        run, bound = executor.bind((), call), executor.bind((), call if of is None else of)
+        tried, bound = executor.bind((), call), executor.bind((), call if answered is None else answered)
         layout = read_layout(executor.spec, bound)
         example = Example(bound, own, any_integers=True)
-        result = run_checked(partial(forward.exact, run), self._device)
+        result = run_checked(partial(forward.exact, tried), self._device)
         if type(result) is not type(own):
             raise SpecError(f"it returns a {type(result).__name__}, and the tower a {type(own).__name__}")
         output = flatten(result, executor.spec.declared)
-        found, limit = example.furthest(output, run), limit_of(None, forward, self._device)
-        if found.error > example.allowed(found, limit, forward, output):
+        found, limit = example.furthest(output, tried), limit_of(self._tolerance, forward, self._device)
+        most = max(limit, rounding(forward.module_dtype, self._device))  # what noise in the rows may explain, too
+        if found.error > min(most, example.allowed(found, limit, forward, output)):
             raise SpecError(
                 f"{found.where} differs from the tower's own (relative L2 {found.error:.1e}), in a call of items "
                 f"{few(layout)}"
@@ -114,7 +145,7 @@ class Trial:
 
 
 def why_not(check: Callable[[], object]) -> str | None:
-    """Return the error that a check raises, in a line; `None` if it raises none."""
+    """Return the error that a check raises, as one line; `None` if it raises none."""
     try:
         check()
     except (VarlenGraphsError, *RUN_ERRORS) as error:

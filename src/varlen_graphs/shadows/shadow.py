@@ -380,7 +380,7 @@ class Shadow:
             self._waiting.append(partial(self._fill_object, value, own, path))
         if isinstance(own, defaultdict):
             own.default_factory = self._copy(own.default_factory, path)
-        # A class of one's own may make up its size, or raise.
+        # Other classes than Python's own may lie about their size, or raise.
         entries = {} if kind in _OF_PYTHON and not own else entries_of(own)
         if not entries:
             self._record(path, value, own)

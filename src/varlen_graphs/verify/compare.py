@@ -10,12 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from varlen_graphs.declaration.call import Call
+from varlen_graphs.declaration.static_args import alike
 from varlen_graphs.graphs.forward import MODULE, Forward
 from varlen_graphs.layouts.item_slice import ItemSlice
 from varlen_graphs.layouts.items import Layout
 from varlen_graphs.layouts.packed_batch import item_sizes, pack_rows
 from varlen_graphs.outputs.entries import Extent
-from varlen_graphs.outputs.parts import Parts, Path, at, name_of
+from varlen_graphs.outputs.parts import CONSTANTS, Parts, Path, at, name_of
 
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 """Allowed relative error by dtype of the computation. TF32 rounds as float16 does, quantised weights as bfloat16."""
@@ -138,14 +139,17 @@ class Example:
         return found
 
     def _name(self, path: Path, actual: Parts) -> str:
-        """Return the name of a tensor for messages, with its dtype if that is another one than expected."""
+        """Return the name of a tensor or value for messages, with its dtype, or the value, if another is expected."""
         expected, tensors = at(self.expected, path), dict(zip(actual.paths, actual.tensors, strict=True))
+        if path in actual.declared:
+            instead = "a tensor" if isinstance(expected, Tensor) else repr(expected)
+            return f"{name_of(path)} ({actual.declared[path]!r} instead of {instead})"
         if path not in tensors or not isinstance(expected, Tensor) or tensors[path].dtype == expected.dtype:
             return name_of(path)
         return f"{name_of(path)} ({tensors[path].dtype} instead of {expected.dtype})"
 
     def _errors(self, actual: Parts, run: Call, items: Sequence[int]) -> Iterator[tuple[Path, Tensor]]:
-        """Yield the errors of all items in each tensor, float64 `[items]`."""
+        """Yield the errors of all items in each tensor, and in Python values that differ, float64 `[items]`."""
         assert run.layout is not None  # noqa: S101 - its items were read
         own_slices, slices = item_slices(self.layout), item_slices(run.layout)
         paths = {*actual.paths}
@@ -170,6 +174,11 @@ class Example:
                 yield path, wrong
             if self._goes_on_after(path) and _next(path) not in paths:
                 yield path, wrong
+        for path, value in actual.declared.items():
+            expected = at(self.expected, path)
+            left_out = value is None and isinstance(expected, Tensor)
+            if left_out or (isinstance(expected, CONSTANTS) and not (expected is None or alike(value, expected))):
+                yield path, torch.full((len(items),), torch.inf, dtype=torch.float64, device="cpu")
 
     def _may_be(self, dtype: torch.dtype, expected: torch.dtype) -> bool:
         """Return True if a tensor may have this dtype."""

@@ -19,10 +19,10 @@ from varlen_graphs.outputs.entries import Rows
 from varlen_graphs.outputs.parts import flatten
 from varlen_graphs.recipes.automatic.fused_batch import FUSED
 from varlen_graphs.recipes.fused import fused_or
-from varlen_graphs.recipes.inspection import declare, itself
+from varlen_graphs.recipes.inspection import declare
 from varlen_graphs.recipes.modes.cached_tables import CachedTable, reads_copies
 from varlen_graphs.recipes.modes.skip_mask_checks import keeps_masks
-from varlen_graphs.recipes.probe import RUN_ERRORS, TowerProbe, Trial, why_not
+from varlen_graphs.recipes.probe import RUN_ERRORS, TowerProbe, itself, why_not
 from varlen_graphs.recipes.rounding import difference
 
 FEW, MORE = 2, 3
@@ -104,9 +104,7 @@ class BatchProbe(TowerProbe):
             self.function = reads_copies(self.tables, masked) if self.tables else masked
             try:
                 self._check(outputs, {})
-            except CaptureError:
-                raise
-            except (SpecError, *RUN_ERRORS) as error:
+            except SpecError as error:
                 raise SpecError(
                     "transformers leaves out its mask in calls that mask nothing, which changes the output, because "
                     "its attention is causal without one; tower.config._attn_implementation = 'eager' takes the mask "
@@ -161,9 +159,9 @@ class BatchProbe(TowerProbe):
 
     def _check(self, outputs: Declared, asked: Mapping[str, Any]) -> None:
         """Check the function to capture on a call with these arguments, see `Trial.check`."""
-        run, call = self.function or itself(self.forward), self.example(FEW) | dict(asked)
-        if self.tables:
+        call = self.example(FEW) | dict(asked)
+        if self.tables and self.function is not None:
             with torch.no_grad():
-                run(self.tower, **call)  # which copies them
+                self.function(self.tower, **call)  # which copies them
         rows = self.rows if self.rows.normalize is None else InputRows(self.name, self.rows.shape)
-        Trial(self.tower, self._spec(rows, outputs), run, FEW).check(call, self.run_items(FEW, asked))
+        self.trial(self._spec(rows, outputs), self.function, FEW).check(call, self.run_items(FEW, asked))

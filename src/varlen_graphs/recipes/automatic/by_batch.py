@@ -26,7 +26,7 @@ from varlen_graphs.recipes.automatic.fixed_sizes import (
 )
 from varlen_graphs.recipes.inspection import never_reads
 from varlen_graphs.recipes.modes.cached_tables import CachedTable, cached_tables, why_changed
-from varlen_graphs.recipes.probe import RUN_ERRORS, UnknownCallError
+from varlen_graphs.recipes.probe import RUN_ERRORS, UnknownCallError, tolerance_of
 from varlen_graphs.recipes.towers import check_loaded, device_of
 from varlen_graphs.shadows.shadow import Shadow
 
@@ -74,6 +74,7 @@ def by_batch(
     try:
         tables = [*cached_tables(tower, device_of(tower))]
         batched = _Batched(Shadow(tower).module, tables, shape, inputs, normalize)
+        batched.tolerance = tolerance_of(options)
         spec = batched.declare()
     except UnknownCallError as error:
         raise UnknownCallError(f"{type(tower).__name__} cannot be graphed by batch: {error}") from error

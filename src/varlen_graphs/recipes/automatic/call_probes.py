@@ -26,10 +26,10 @@ from varlen_graphs.outputs.declared import Declared
 from varlen_graphs.outputs.entries import Items, Rows
 from varlen_graphs.outputs.parts import CONSTANTS, flatten
 from varlen_graphs.recipes.automatic.batch_probe import MORE, BatchProbe
-from varlen_graphs.recipes.inspection import fields_of, itself
+from varlen_graphs.recipes.inspection import fields_of
 from varlen_graphs.recipes.modes.cached_tables import CachedTable, cached_tables, why_changed
 from varlen_graphs.recipes.modes.skip_mask_checks import keeps_masks
-from varlen_graphs.recipes.probe import Trial
+from varlen_graphs.recipes.probe import itself
 from varlen_graphs.recipes.rounding import difference
 from varlen_graphs.recipes.towers import device_of
 from varlen_graphs.shadows.shadow import Shadow, same_bits
@@ -415,7 +415,7 @@ class _Padded(_CallProbe):
                 raise SpecError("an output depends on the other items of the batch, or on chance")
         rows = InputRows(self.name, tuple(self.batch.shape[2:]), self.batch.dtype)
         spec = BufferSpec(rows, self.layout, inputs=self.inputs, outputs=outputs, declared_by="recipe")
-        trial = Trial(self.tower, spec, itself(self.forward), Budget.padded(len(items), self.length + PADDING))
+        trial = self.trial(spec, None, Budget.padded(len(items), self.length + PADDING))
         trial.check(self._call(items, cut, self.length + PADDING, moved=2), wider)
         return spec
 

@@ -22,7 +22,7 @@ from varlen_graphs.outputs.declared import HIDDEN_STATES, Declared, Fields
 from varlen_graphs.recipes.automatic.precomputed import GATHERED, HELPERS, CountedExtent, not_replaced, precomputed
 from varlen_graphs.recipes.inspection import PackedProbe, declare, raised_in
 from varlen_graphs.recipes.modes.longest_segment import LongestSegment
-from varlen_graphs.recipes.probe import RUN_ERRORS, Trial
+from varlen_graphs.recipes.probe import RUN_ERRORS, tolerance_of
 from varlen_graphs.recipes.towers import check_loaded
 from varlen_graphs.shadows.shadow import Shadow
 
@@ -53,7 +53,7 @@ def generic(tower: Any, budgets: Budgets | None = None, **options: Any) -> Graph
     """
     check_loaded(tower)
     try:
-        spec, forward = _declare(Shadow(tower).module)
+        spec, forward = _declare(PackedProbe(Shadow(tower).module), tolerance_of(options))
     except (VarlenGraphsError, *RUN_ERRORS) as error:
         name = type(tower).__name__
         raise SpecError(
@@ -64,9 +64,9 @@ def generic(tower: Any, budgets: Budgets | None = None, **options: Any) -> Graph
     return GraphedEncoder(tower, budgets, spec, forward=forward, **options)
 
 
-def _declare(module: nn.Module) -> tuple[BufferSpec, Callable[..., Any]]:
+def _declare(probe: PackedProbe, tolerance: float | None) -> tuple[BufferSpec, Callable[..., Any]]:
     """Return the declaration of a tower found by running it, and its forward on `varlen_attention`."""
-    probe = PackedProbe(module)
+    module, probe.tolerance = probe.tower, tolerance
     packed, calls = probe.inspect(_layouts(probe, merge=6)[1])
     replaced = [call for call in calls if call.helper in HELPERS]
     others = [call for call in calls if call.helper not in HELPERS]  # they count if a graph cannot hold what they do
@@ -95,13 +95,13 @@ def _declare(module: nn.Module) -> tuple[BufferSpec, Callable[..., Any]]:
 
     layout = Lengths(probe.layout) if probe.is_audio else GridTHW(probe.layout, merge=found.merge)
     states = _hidden_states(probe, packed, layouts, outputs, found.outputs)
-    if states is not None and isinstance(outputs, Fields):
+    if states is not None and isinstance(outputs, Fields) and HIDDEN_STATES not in outputs.fields:
         outputs = Fields(**outputs.fields, **{HIDDEN_STATES: states})
     ignored = probe.ignored()
     spec = BufferSpec(
         rows=packed, layout=layout, buffers=found.buffers, outputs=outputs, ignored=ignored, declared_by="recipe"
     )
-    trial = Trial(module, spec, forward, Budget(1024))
+    trial = probe.trial(spec, forward, Budget(1024))
     for items, output in zip(layouts, expected, strict=True):
         try:
             trial.check(probe.call(packed, items), _without(output, unknown))

@@ -18,7 +18,7 @@ from varlen_graphs.layouts.mask import Mask
 from varlen_graphs.layouts.padded import key_padding_mask, real_rows
 from varlen_graphs.recipes.modes.masked_conv import FrameCount, MaskedConv
 from varlen_graphs.recipes.padding_consumers import NOTHING, PaddingConsumers
-from varlen_graphs.recipes.probe import RUN_ERRORS, why_not
+from varlen_graphs.recipes.probe import RUN_ERRORS, tolerance_of, why_not
 from varlen_graphs.recipes.sound.speech_encoder import CLIP_MASK, SpeechEncoder
 from varlen_graphs.recipes.sound.speech_probe import SpeechProbe
 from varlen_graphs.recipes.towers import check_loaded
@@ -95,17 +95,17 @@ def speech(
         raise SpecError(f"{type(tower).__name__} is in training mode, in which it masks features: call .eval() first")
     check_loaded(tower)
     with torch.no_grad():
-        probe, spec, forward, alone = _declare(Shadow(tower).module)
+        probe, spec, forward, alone = _declare(Shadow(tower).module, tolerance_of(options))
     if budgets is None:
         second = SECOND_OF_FRAMES if spec.row_input.shape else SECOND_OF_SAMPLES
         budgets = DefaultBudgets(PaddedLadder(batch=8, length=LONGEST * second, min_length=second, step=1.5))
     return SpeechEncoder(tower, probe, budgets, spec, forward=forward, alone=alone, around=around, **options)
 
 
-def _declare(tower: nn.Module) -> DeclaredSpeech:
+def _declare(tower: nn.Module, tolerance: float | None) -> DeclaredSpeech:
     """Return the first declaration that passes the check."""
     failures: dict[str, None] = {}
-    for attempt in _attempts(tower, failures):
+    for attempt in _attempts(tower, tolerance, failures):
         reason = why_not(partial(attempt.check, {}))
         if reason is None:
             return _with_hidden_states(attempt)
@@ -122,11 +122,12 @@ def _with_hidden_states(right: DeclaredSpeech) -> DeclaredSpeech:
     return right if why_not(partial(attempt.check, {OUTPUT_HIDDEN_STATES: True})) else attempt
 
 
-def _attempts(tower: nn.Module, failures: dict[str, None]) -> Iterator[DeclaredSpeech]:
+def _attempts(tower: nn.Module, tolerance: float | None, failures: dict[str, None]) -> Iterator[DeclaredSpeech]:
     """Yield declarations: clips under the tower's own mask, then each as if it were alone. Adds why there are none."""
     for dtype in (torch.int64, torch.bool):
         try:
             probe = SpeechProbe(tower, dtype)
+            probe.tolerance = tolerance
         except (VarlenGraphsError, *RUN_ERRORS) as error:
             failures[str(error)] = None
             continue

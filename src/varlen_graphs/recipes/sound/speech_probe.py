@@ -19,7 +19,7 @@ from varlen_graphs.layouts.padded import real_rows
 from varlen_graphs.outputs.declared import HIDDEN_STATES, Declared, Fields
 from varlen_graphs.outputs.entries import Entries, Items
 from varlen_graphs.recipes.modes.masked_conv import FrameCount, MaskedConv
-from varlen_graphs.recipes.probe import RUN_ERRORS, TowerProbe, Trial
+from varlen_graphs.recipes.probe import RUN_ERRORS, TowerProbe
 
 BINS = (
     "feature_projection_input_dim", "num_mel_bins", "input_feat_per_channel", "feature_size", "input_feat_size",
@@ -136,7 +136,7 @@ class SpeechProbe(TowerProbe):
 
         Raises what `Trial.check` does.
         """
-        trial = Trial(self.tower, spec, forward, Budget.padded(4, 2 * self._start))
+        trial = self.trial(spec, forward, Budget.padded(4, 2 * self._start))
         asked = self.plain | dict(asked)
         for lengths in self.calls():
             is_ragged, longest = min(lengths) < max(lengths), max(lengths)
@@ -147,7 +147,7 @@ class SpeechProbe(TowerProbe):
                 for length, fill in ((longest, 0.0), (longest + self._start // 2 + 1, torch.nan))
             )
             mask = own[spec.layout.name] if is_ragged or self._needs_mask else None
-            trial.check({**padded, **asked}, self._call(own[self._first], mask, asked), of=own)
+            trial.check({**padded, **asked}, self._call(own[self._first], mask, asked), answered=own)
 
     def _accepted(self) -> int:
         """Return the rows of a clip that the encoder takes, with several frames; finds the shape of a row."""

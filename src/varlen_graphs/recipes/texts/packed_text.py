@@ -22,7 +22,7 @@ from varlen_graphs.recipes.fused import fused_or
 from varlen_graphs.recipes.modes.packed_positions import PackedPositions, Site
 from varlen_graphs.recipes.modes.skip_mask_checks import SkipMaskChecks
 from varlen_graphs.recipes.padding_consumers import NOTHING, PaddingConsumers
-from varlen_graphs.recipes.probe import RUN_ERRORS, why_not
+from varlen_graphs.recipes.probe import RUN_ERRORS, tolerance_of, why_not
 from varlen_graphs.recipes.texts.bucketed_text import bucketed_forward, is_bucketed, relative_positions
 from varlen_graphs.recipes.texts.fused_text import FUSED
 from varlen_graphs.recipes.texts.relative_text import is_relative, relative_forward
@@ -100,6 +100,7 @@ def packed_text(
         raise SpecError(f"{name} cannot be graphed: {REFUSED[kind]}")
     check_loaded(model)
     text = TextProbe(Shadow(model).module)
+    text.tolerance = tolerance_of(options)
     if model.training:
         raise SpecError(f"{name} is in training mode, in which it does not repeat its outputs: call model.eval() first")
     parts = [*text.tower.modules()]

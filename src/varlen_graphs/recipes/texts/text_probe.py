@@ -20,7 +20,7 @@ from varlen_graphs.inputs.rows import Rows as InputRows
 from varlen_graphs.layouts.padded import real_rows, shifted
 from varlen_graphs.outputs.declared import HIDDEN_STATES, Fields
 from varlen_graphs.outputs.entries import Items, Rows
-from varlen_graphs.recipes.probe import RUN_ERRORS, TowerProbe, Trial
+from varlen_graphs.recipes.probe import RUN_ERRORS, TowerProbe
 from varlen_graphs.recipes.rounding import difference
 
 IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
@@ -221,7 +221,7 @@ class TextProbe(TowerProbe):
         self, spec: BufferSpec, forward: Callable[..., Any], calls: Sequence[Mapping[str, Any]], expected: Sequence[Any]
     ) -> None:
         """Check that the declared forward gives what the model itself gives for these calls, see `Trial.check`."""
-        trial = Trial(self.tower, spec, forward, Budget.padded(8, 64))
+        trial = self.trial(spec, forward, Budget.padded(8, 64))
         for call, output in zip(calls, expected, strict=True):
             trial.check({**self.plain, **call}, output)
 
