@@ -65,6 +65,18 @@ def test_wrap_finds_it_and_states_of_layers_are_graphed(tower):
     assert vg.encoders(wrapped).how == {"": "flattened_patches"}
 
 
+def test_a_tower_that_a_mask_of_its_patches_changes_is_refused(tower):
+    class Doubles(type(tower)):
+        def forward(self, flattened_patches, attention_mask=None, **kwargs):
+            out = super().forward(flattened_patches, attention_mask=attention_mask, **kwargs)
+            out.last_hidden_state = out.last_hidden_state * (1 if attention_mask is None else 2)
+            return out
+
+    tower.__class__ = Doubles
+    with pytest.raises(vg.errors.SpecError, match=r"^output.last_hidden_state of item 0, .* differs from the tower's"):
+        flattened_patches(tower, BUDGETS, backend="tape")
+
+
 def test_other_towers_are_refused():
     with pytest.raises(vg.errors.SpecError, match="embeddings"):
         flattened_patches(torch.nn.Linear(2, 2))

@@ -599,6 +599,14 @@ def test_a_model_that_counts_tokens_which_nothing_names_is_not_packed(states):
     assert re.search(r"differs .* in a call of items \[64 rows, 64 rows", encoder.why_padded)
 
 
+@packs
+@pytest.mark.parametrize(("tolerance", "why"), [(None, None), (1e-12, r"differs from the tower's own \(relative L2")])
+def test_an_encoder_of_another_tolerance_is_tried_with_that(tolerance, why):
+    verify = vg.options.Verify(tolerance=tolerance)
+    found = vg.recipes.packed_text(text_model("bert"), backend="eager", verify=verify).why_padded
+    assert found is None if why is None else re.search(why, found)
+
+
 class OfShortTexts(transformers.BertModel):
     """Says nothing where it refuses a text."""
 
