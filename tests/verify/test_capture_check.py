@@ -184,7 +184,7 @@ class TellsMore(nn.Module):
         self.lin = nn.Linear(8, 8).requires_grad_(False)
 
     def forward(self, x, lengths=None):
-        return {"out": self.lin(x), "twice": 2 * x, "scale": 3, "left": None}
+        return {"out": self.lin(x), "twice": 2 * x, "pair": (x + 1, x + 2), "scale": 3, "left": None}
 
 
 @pytest.mark.filterwarnings("ignore:.*failed verification")
@@ -192,7 +192,8 @@ class TellsMore(nn.Module):
 @pytest.mark.parametrize(
     ("more", "why"),
     [
-        ({"twice": None}, r"output.twice \(None instead of a tensor\) of item"),
+        ({"twice": None}, r"output.twice \(None instead of tensors\) of item"),
+        ({"pair": None}, r"output.pair \(None instead of tensors\) of item"),
         ({"scale": 4}, r"output.scale \(4 instead of 3\) of item"),
         ({"scale": None}, r"output.scale \(None instead of 3\)"),
         ({"left": 5}, None),  # a field that the module leaves empty
@@ -201,10 +202,10 @@ class TellsMore(nn.Module):
 )
 def test_what_a_function_leaves_out_and_other_python_values_are_wrong(declared, more, why):
     def forward(module, x):
-        return {"out": module.lin(x), "twice": 2 * x, "scale": 3, "left": None} | more
+        return {"out": module.lin(x), "twice": 2 * x, "pair": (x + 1, x + 2), "scale": 3, "left": None} | more
 
     rows = vg.outputs.Rows()
-    outputs = rows if declared == "one extent" else {"out": rows, "twice": rows, "scale": rows, "left": rows}
+    outputs = rows if declared == "one extent" else dict.fromkeys(["out", "twice", "pair", "scale", "left"], rows)
     spec = vg.BufferSpec(vg.inputs.Rows("x", shape=(8,)), vg.Lengths(), outputs=outputs)
     module = TellsMore().eval()
     encoder = vg.GraphedEncoder(module, [64], spec, forward=forward, backend="tape")
@@ -213,7 +214,7 @@ def test_what_a_function_leaves_out_and_other_python_values_are_wrong(declared, 
         out, expected = encoder(x, lengths=lengths), module(x)
         assert distance(out["out"], expected["out"]) < 1e-6
         if why is not None:
-            assert distance(out["twice"], expected["twice"]) == 0
+            assert distance(out["twice"], expected["twice"]) == distance(out["pair"], expected["pair"]) == 0
             assert out["scale"] == 3
     assert encoder.stats.replays.total() == (0 if why else 2)
     assert why is None or re.search(why, " ".join(encoder.report(detail=True).split()))

@@ -1,6 +1,6 @@
 """Compare the outputs of a run with the expected outputs of a call, item by item."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import prod
@@ -142,7 +142,7 @@ class Example:
         """Return the name of a tensor or value for messages, with its dtype, or the value, if another is expected."""
         expected, tensors = at(self.expected, path), dict(zip(actual.paths, actual.tensors, strict=True))
         if path in actual.declared:
-            instead = "a tensor" if isinstance(expected, Tensor) else repr(expected)
+            instead = "tensors" if _holds_tensors(expected) else repr(expected)
             return f"{name_of(path)} ({actual.declared[path]!r} instead of {instead})"
         if path not in tensors or not isinstance(expected, Tensor) or tensors[path].dtype == expected.dtype:
             return name_of(path)
@@ -176,7 +176,7 @@ class Example:
                 yield path, wrong
         for path, value in actual.declared.items():
             expected = at(self.expected, path)
-            left_out = value is None and isinstance(expected, Tensor)
+            left_out = value is None and _holds_tensors(expected)
             if left_out or (isinstance(expected, CONSTANTS) and not (expected is None or alike(value, expected))):
                 yield path, torch.full((len(items),), torch.inf, dtype=torch.float64, device="cpu")
 
@@ -188,6 +188,12 @@ class Example:
     def _goes_on_after(self, path: Path) -> bool:
         """Return True if a tensor follows in the same tuple of a field of the expected output."""
         return len(path) > 1 and isinstance(path[-1], int) and isinstance(at(self.expected, _next(path)), Tensor)
+
+
+def _holds_tensors(part: Any) -> bool:
+    """Return True for a tensor, and for a tuple, list or mapping that holds some."""
+    parts = part.values() if isinstance(part, Mapping) else part if isinstance(part, tuple | list) else ()
+    return isinstance(part, Tensor) or any(map(_holds_tensors, parts))
 
 
 def _packed(tensor: Tensor, extent: Extent, call: Call) -> Tensor:
