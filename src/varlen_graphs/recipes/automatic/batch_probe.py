@@ -1,12 +1,13 @@
 """A tower that takes a batch of items of one size, and its declaration, found by running it on a few of them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
+from varlen_graphs.budgets.budget import Budget
 from varlen_graphs.capture.parts import part_in_training
 from varlen_graphs.declaration.buffer_spec import BufferSpec
 from varlen_graphs.declaration.other_outputs import OUTPUT_HIDDEN_STATES
@@ -39,7 +40,7 @@ class BatchProbe(TowerProbe):
     Attributes:
         tables: As given.
         name: Name of the argument that holds the batch.
-        function: Function to capture in place of the tower; `None` for the tower itself. Known once it is declared.
+        function: Function to capture in place of the tower; `None` for the tower itself.
         rows: Declaration of the batch.
         shape: Shape of one item.
         inputs: Declarations of tensors beside the batch.
@@ -55,7 +56,7 @@ class BatchProbe(TowerProbe):
     def __init__(self, tower: nn.Module, tables: list[CachedTable]) -> None:
         super().__init__(tower)
         self.tables = tables
-        self.function: Callable[..., Any] | None = None
+        self.function = reads_copies(tables, itself(self.forward)) if tables else None
         self.inputs: list[Any] = []
         self.ignored: list[str] = []
 
@@ -91,16 +92,16 @@ class BatchProbe(TowerProbe):
             SpecError: The tower computes something else with all masks.
             CaptureError: All of them do what no graph can hold.
         """
-        own = itself(self.forward)
-        if (fused := fused_or(self.tower, own, FUSED)) is not None:
+        own, of_tower = self.function, itself(self.forward)
+        if (fused := fused_or(self.tower, of_tower, FUSED)) is not None:
             self.function = fused
             if why_not(partial(self._check, outputs, {})) is None:
                 return
-        self.function = reads_copies(self.tables, own) if self.tables else None
+            self.function = own
         try:
             self._check(outputs, {})
         except CaptureError:
-            masked = keeps_masks(own)
+            masked = keeps_masks(of_tower)
             self.function = reads_copies(self.tables, masked) if self.tables else masked
             try:
                 self._check(outputs, {})
@@ -159,9 +160,13 @@ class BatchProbe(TowerProbe):
 
     def _check(self, outputs: Declared, asked: Mapping[str, Any]) -> None:
         """Check the function to capture on a call with these arguments, see `Trial.check`."""
+        rows = self.rows if self.rows.normalize is None else InputRows(self.name, self.rows.shape)
         call = self.example(FEW) | dict(asked)
+        self.try_function(self._spec(rows, outputs), FEW, call, self.run_items(FEW, asked))
+
+    def try_function(self, spec: BufferSpec, budget: Budget | int, call: Mapping[str, Any], own: Any) -> None:
+        """Check that the function to capture gives for a call what the tower itself gave, see `Trial.check`."""
         if self.tables and self.function is not None:
             with torch.no_grad():
                 self.function(self.tower, **call)  # which copies them
-        rows = self.rows if self.rows.normalize is None else InputRows(self.name, self.rows.shape)
-        self.trial(self._spec(rows, outputs), self.function, FEW).check(call, self.run_items(FEW, asked))
+        self.trial(spec, self.function, budget).check(call, own)

@@ -415,8 +415,8 @@ class _Padded(_CallProbe):
                 raise SpecError("an output depends on the other items of the batch, or on chance")
         rows = InputRows(self.name, tuple(self.batch.shape[2:]), self.batch.dtype)
         spec = BufferSpec(rows, self.layout, inputs=self.inputs, outputs=outputs, declared_by="recipe")
-        trial = self.trial(spec, None, Budget.padded(len(items), self.length + PADDING))
-        trial.check(self._call(items, cut, self.length + PADDING, moved=2), wider)
+        call = self._call(items, cut, self.length + PADDING, moved=2)
+        self.try_function(spec, Budget.padded(len(items), self.length + PADDING), call, wider)
         return spec
 
     def _output(self, items: Sequence[int], lengths: Sequence[int], length: int, moved: int = 0) -> Any:
