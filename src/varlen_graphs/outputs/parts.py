@@ -37,7 +37,7 @@ class Parts:
         constants: Python values of the output.
         containers: Types of what holds tensors and values.
         rebuild: Builds a new output from other tensors. Holds no reference to the tensors of this output.
-        declared: The Python values at places that are declared, by path.
+        values: Python values at declared places, by path; `constants` has those of other fields, too.
     """
 
     tensors: list[Tensor]
@@ -46,7 +46,7 @@ class Parts:
     constants: list[Any]
     containers: list[type]
     rebuild: Rebuild
-    declared: dict[Path, Any] = dataclasses.field(default_factory=dict)
+    values: dict[Path, Any] = dataclasses.field(default_factory=dict)
 
     def active(self, item_slice: ItemSlice) -> list[Tensor]:
         """Return views of the entries that belong to a slice of the items."""
@@ -180,7 +180,7 @@ def _visit(part: Any, declared: Declared | None, path: Path, parts: Parts) -> Re
     if isinstance(part, CONSTANTS):
         parts.constants.append(part)
         if declared is not None:
-            parts.declared[path] = part
+            parts.values[path] = part
         return lambda tensors: part
     assert declared is not None  # noqa: S101 - fields may leave out Python values alone
     kind = type(part)  # the closures below must not hold `part`: they outlive its tensors

@@ -56,7 +56,7 @@ class TowerProbe:
 
     @property
     def plain(self) -> dict[str, bool]:
-        """What a call says to get no hidden states: nothing, unless the configuration asks for them."""
+        """The argument by which a call gets no hidden states, if the configuration asks for them; else empty."""
         asks = bool(hidden_states_by_config(self.tower)) and self.accepts(OUTPUT_HIDDEN_STATES)
         return {OUTPUT_HIDDEN_STATES: False} if asks else {}
 

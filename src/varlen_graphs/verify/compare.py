@@ -141,9 +141,9 @@ class Example:
     def _name(self, path: Path, actual: Parts) -> str:
         """Return the name of a tensor or value for messages, with its dtype, or the value, if another is expected."""
         expected, tensors = at(self.expected, path), dict(zip(actual.paths, actual.tensors, strict=True))
-        if path in actual.declared:
+        if path in actual.values:
             instead = "tensors" if _holds_tensors(expected) else repr(expected)
-            return f"{name_of(path)} ({actual.declared[path]!r} instead of {instead})"
+            return f"{name_of(path)} ({actual.values[path]!r} instead of {instead})"
         if path not in tensors or not isinstance(expected, Tensor) or tensors[path].dtype == expected.dtype:
             return name_of(path)
         return f"{name_of(path)} ({tensors[path].dtype} instead of {expected.dtype})"
@@ -174,7 +174,7 @@ class Example:
                 yield path, wrong
             if self._goes_on_after(path) and _next(path) not in paths:
                 yield path, wrong
-        for path, value in actual.declared.items():
+        for path, value in actual.values.items():
             expected = at(self.expected, path)
             left_out = value is None and _holds_tensors(expected)
             if left_out or (isinstance(expected, CONSTANTS) and not (expected is None or alike(value, expected))):

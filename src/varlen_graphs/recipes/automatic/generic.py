@@ -53,7 +53,9 @@ def generic(tower: Any, budgets: Budgets | None = None, **options: Any) -> Graph
     """
     check_loaded(tower)
     try:
-        spec, forward = _declare(PackedProbe(Shadow(tower).module), tolerance_of(options))
+        probe = PackedProbe(Shadow(tower).module)
+        probe.tolerance = tolerance_of(options)
+        spec, forward = _declare(probe)
     except (VarlenGraphsError, *RUN_ERRORS) as error:
         name = type(tower).__name__
         raise SpecError(
@@ -64,9 +66,9 @@ def generic(tower: Any, budgets: Budgets | None = None, **options: Any) -> Graph
     return GraphedEncoder(tower, budgets, spec, forward=forward, **options)
 
 
-def _declare(probe: PackedProbe, tolerance: float | None) -> tuple[BufferSpec, Callable[..., Any]]:
+def _declare(probe: PackedProbe) -> tuple[BufferSpec, Callable[..., Any]]:
     """Return the declaration of a tower found by running it, and its forward on `varlen_attention`."""
-    module, probe.tolerance = probe.tower, tolerance
+    module = probe.tower
     packed, calls = probe.inspect(_layouts(probe, merge=6)[1])
     replaced = [call for call in calls if call.helper in HELPERS]
     others = [call for call in calls if call.helper not in HELPERS]  # they count if a graph cannot hold what they do
