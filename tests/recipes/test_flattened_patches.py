@@ -73,7 +73,7 @@ def test_a_tower_that_a_mask_of_its_patches_changes_is_refused(tower):
             return out
 
     tower.__class__ = Doubles
-    with pytest.raises(vg.errors.SpecError, match=r"^output.last_hidden_state of item 0, .* differs from the tower's"):
+    with pytest.raises(vg.errors.SpecError, match=r"^output.last_hidden_state of item \d, .* differs from the tower's"):
         flattened_patches(tower, BUDGETS, backend="tape")
 
 

@@ -173,7 +173,6 @@ def test_a_tower_whose_hook_changes_its_output_is_graphed_once_the_hook_is_gone(
     assert encoder.stats.replays.total() == 1
 
 
-@pytest.mark.skipif(IS_OLD, reason="CLIP of transformers 4 returns none by its configuration")
 @pytest.mark.parametrize("name", TOWERS)
 def test_a_tower_that_returns_what_fused_layers_do_not_runs_its_own(name):
     tower = tower_of(name)
