@@ -84,8 +84,8 @@ def packed_text(
 
     Args:
         model: The model, on its device, in its dtype and in evaluation mode.
-        budgets: As for `GraphedEncoder`; `None` is `Ladder(rows_per_item=8, rows_per_segment=8)`. A model whose texts
-            stay padded takes a `PaddedLadder`; it gets one with texts of up to 512 tokens in place of any other
+        budgets: As for `GraphedEncoder`; `None` is `Ladder(32, rows_per_item=8, rows_per_segment=8)`. A model whose
+            texts stay padded takes a `PaddedLadder`; it gets one with texts of up to 512 tokens in place of any other
             budgets, or batches of up to 64 texts of one length.
         around: What a model around this one, such as a classifier, reads of the outputs for padding, where graphs leave
             zeros; `wrap` finds it. Calls in which that matters run eager.
@@ -119,7 +119,7 @@ def packed_text(
     except RUN_ERRORS as error:
         raise SpecError(f"{name} does not run on a small batch of token ids: {error!r}") from error
     if why_padded is None:
-        budgets = DefaultBudgets(Ladder(rows_per_item=8, rows_per_segment=8)) if budgets is None else budgets
+        budgets = DefaultBudgets(Ladder(32, rows_per_item=8, rows_per_segment=8)) if budgets is None else budgets
     elif spec.layout.one_row:
         budgets = DefaultBudgets(BATCHES)
     elif not isinstance(budgets, PaddedLadder):
