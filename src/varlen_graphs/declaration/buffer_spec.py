@@ -1,7 +1,6 @@
 """The declaration of a module."""
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from varlen_graphs.budgets.budget import Budget
 from varlen_graphs.buffers import AttentionMask, AttentionSchedule, Buffer, CuSeqlens, HostBuffer, MaxSeqlen
+from varlen_graphs.declaration.call_form import CallForm, PictureForm
 from varlen_graphs.declaration.checks import check_names, check_rows, check_segments, check_types
 from varlen_graphs.declaration.static_args import StaticKey, static_key
 from varlen_graphs.inputs.extra import Input, PerItem
@@ -22,7 +22,7 @@ from varlen_graphs.layouts.item_slice import ItemSlice
 from varlen_graphs.layouts.item_table import ItemTable
 from varlen_graphs.layouts.items import Layout
 from varlen_graphs.layouts.mask import Mask
-from varlen_graphs.layouts.pictures import Pictures, patches_of, pictures_of
+from varlen_graphs.layouts.pictures import Pictures
 from varlen_graphs.layouts.samples import sample_layout
 from varlen_graphs.layouts.segments import Per
 from varlen_graphs.layouts.usage import UsageMeter
@@ -127,63 +127,11 @@ class BufferSpec:
         return BATCH_ROWS if self.batched else ROWS
 
     @cached_property
-    def call_dims(self) -> tuple[str, ...]:
-        """Names of the dimensions of a call's rows, for messages."""
-        if self.layout.pictures:
-            return ("images",)
-        return ("batch",) if self.layout.one_row else self.call_extent.dims
-
-    @cached_property
-    def call_form(self) -> str:
-        """Shape of a call's rows, for messages."""
-        shape = self.row_input.shape
-        if self.layout.pictures and shape is not None:
-            return f"[images, {shape[0]}, height, width] with sides of at least {shape[1]}"
-        return self.row_input.describe(self.call_dims, shape)
-
-    def accepts(self, shape: Sequence[int]) -> bool:
-        """Return True if a call's rows may have this shape."""
-        row, first = self.row_input.shape, self.row_input.rows_dim
-        if self.layout.pictures and row is not None:
-            return len(shape) == 4 and shape[1] == row[0] and min(shape[2:]) >= row[1]
-        if self.row_input.strip and row is not None:
-            width = row[first]
-            return (
-                len(shape) == len(row)
-                and not shape[first] % width
-                and (*shape[:first], width, *shape[first + 1 :]) == row
-            )
-        end = first + len(self.call_dims)
-        return len(shape) >= end and (row is None or tuple(shape[:first]) + tuple(shape[end:]) == row)
-
-    def other_row(self, shape: Sequence[int]) -> str:
-        """Describe rows that are arranged as declared, but have another shape; empty if that is not what is wrong."""
-        row, first, end = self.row_input.shape, self.row_input.rows_dim, self.row_input.rows_dim + len(self.call_dims)
-        if row is None or self.layout.pictures or len(shape) != len(row) + len(self.call_dims):
-            return ""
-        if not Counter(row) - Counter(shape):  # all sizes are there, in another order
-            return ""
-        return (
-            f"; each row is {[*shape[:first], *shape[end:]]}, not {list(row)}: they are made for another module, or "
-            "vg.inputs.Rows(shape=...) declares another shape"
-        )
-
-    def row_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """Return the shape of one row, from that of a call's rows."""
-        if self.layout.pictures and self.row_input.shape is not None:
-            return self.row_input.shape
-        return tuple(shape[len(self.call_dims) :])
-
-    def batch_of(self, rows: Tensor) -> tuple[Tensor, tuple[int, ...]]:
-        """Return a call's rows to pack as `[batch, *padded, *shape]`, and the size `padded` of an item. A view."""
+    def call_form(self) -> CallForm:
+        """Form of the rows that calls bring."""
         if isinstance(self.layout, Pictures):
-            patches = patches_of(rows, self.layout.patch)
-            return patches, tuple(patches.shape[1:3])
-        return rows, tuple(rows.shape[1:2])
-
-    def of_batch(self, batch: Tensor) -> Tensor:
-        """Return such a batch in the form of a call's rows."""
-        return pictures_of(batch) if self.layout.pictures else batch
+            return PictureForm(self.row_input)
+        return CallForm(self.row_input, ("batch",) if self.layout.one_row else self.call_extent.dims)
 
     @property
     def call_rows_are(self) -> str:

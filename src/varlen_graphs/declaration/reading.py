@@ -18,7 +18,6 @@ from varlen_graphs.layouts.item_table import ItemTable
 from varlen_graphs.layouts.items import Layout
 from varlen_graphs.layouts.mask import Mask, check_marks
 from varlen_graphs.layouts.packed_batch import GatherIndices, item_sizes, pack_rows
-from varlen_graphs.layouts.pictures import Pictures
 
 
 def read_items(spec: BufferSpec, call: Call) -> Layout:
@@ -32,12 +31,13 @@ def read_items(spec: BufferSpec, call: Call) -> Layout:
             output ratio cuts.
     """
     if call.layout is None:
-        batch, padded = spec.batch_of(call.rows) if spec.packs else (call.rows, ())
+        batch = spec.call_form.batch(call.rows) if spec.packs else call.rows
         call.layout = parse(spec, call.description, batch.shape)
         if call.inputs:
             check_inputs(spec, call)
         if spec.packs:
-            call.rows, call.padded, call.sizes = batch, padded, item_sizes(call.layout, padded)
+            call.rows, call.padded = batch, tuple(batch.shape[1 : 1 + spec.call_form.padded_dims])
+            call.sizes = item_sizes(call.layout, len(call.padded))
             call.gather_indices, call.to_pack = GatherIndices(batch.device), True
         if call.eager_reason is None:
             call.eager_reason = eager_reason(spec, call.layout, call.padded)
@@ -50,9 +50,7 @@ def eager_reason(spec: BufferSpec, layout: Layout, padded: tuple[int, ...] = ())
         return EMPTY_ITEM
     if spec.min_rows > 1 and (least := min(layout.rows)) < spec.min_rows:
         return f"an item of {counted(least, 'row')}, with min_rows={spec.min_rows}"
-    if not spec.layout.pictures:  # nearly always
-        return None
-    return spec.layout.eager_reason(layout, padded) if isinstance(spec.layout, Pictures) else None
+    return spec.layout.eager_reason(layout, padded)
 
 
 def read_layout(spec: BufferSpec, call: Call) -> Layout:
@@ -123,14 +121,12 @@ def parse(spec: BufferSpec, description: Mapping[str, Any], shape: Sequence[int]
     """
     argument = spec.layout
     if shape:
-        check_description(description, math.prod(shape[: 3 if spec.layout.pictures else 2]))
+        check_description(description, math.prod(shape[: 1 + spec.call_form.padded_dims]))
     value = description[argument.name]
     sizes = argument.parse(value)
     layout = Layout(tuple(sizes), argument.batch_length(value, sizes, shape))
     if shape:  # before any function of the user's sees the items
-        if argument.pictures and isinstance(argument, Pictures):
-            argument.check_pictures(layout, shape, spec.row_input.name)
-        elif spec.row_input.padded_by is None:
+        if spec.row_input.padded_by is None:
             argument.check_rows(layout, shape, spec.row_input.name)
         else:
             _check_batch_to_pack(spec, layout, description, shape)

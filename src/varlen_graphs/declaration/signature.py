@@ -185,7 +185,7 @@ class Signature:
         )
         if eager_reason is None and self._eager_if is not None:
             eager_reason = self.why_eager()
-        key = self._spec.key(static_args, self._spec.row_shape(rows.shape))
+        key = self._spec.key(static_args, self._spec.call_form.row_shape(rows.shape))
         return Call(rows, description, static_args, key, arguments, eager_reason, inputs=inputs, positional=len(args))
 
     def why_eager(self) -> str | None:
@@ -338,7 +338,7 @@ class Signature:
         return value
 
     def _check_shape(self, shape: tuple[int, ...]) -> None:
-        if not self._spec.accepts(shape):
+        if not self._spec.call_form.accepts(shape):
             name, form = self._spec.row_input.name, self._spec.call_form
-            why = self._spec.other_row(shape) or f", {self._spec.call_rows_are}"
+            why = form.other_row(shape) or f", {self._spec.call_rows_are}"
             raise InputError(f"{name} is {list(shape)}: expected {form}{why}")

@@ -34,7 +34,6 @@ class LayoutArgument(ABC):
         has_sides: True if items have a height and a width.
         padded: True if the rows of a call are a padded batch `[batch, length, ...]`.
         packed: True if the rows of a call are a padded batch, which is packed on its way in.
-        pictures: True if these are padded pictures, whose rows are patches.
         has_argument: False if calls bring no argument of this name, and the number of rows tells the items.
         optional: True if calls may leave the argument out.
         one_row: True if each item is one row.
@@ -53,7 +52,6 @@ class LayoutArgument(ABC):
     has_sides: ClassVar[bool] = False
     padded: bool = False
     packed: bool = False
-    pictures: ClassVar[bool] = False
     has_argument: ClassVar[bool] = True
     optional: bool = False
     one_row: ClassVar[bool] = False
@@ -132,6 +130,10 @@ class LayoutArgument(ABC):
         `items` are those parsed from `value`, and `shape` is that of the rows, empty if there are no rows yet.
         """
         return 0
+
+    def eager_reason(self, layout: Layout, padded: tuple[int, ...]) -> str | None:
+        """Return why only the original module can answer a call of items padded to this size; `None` if graphs can."""
+        return None
 
     def missing(self, shape: Sequence[int]) -> Any:
         """Return what a call stands for that leaves the optional argument out, for rows of this shape."""

@@ -14,9 +14,9 @@ Sizes = Sequence[tuple[int, ...]]
 """Size of each item of a padded batch: `(rows,)`, or `(height, width)` in patches for pictures."""
 
 
-def item_sizes(layout: Layout, padded: Sequence[int]) -> Sizes:
-    """Return the sizes of items that are padded to `padded`, `(length,)` or `(height, width)`."""
-    return [(h, w) for _, h, w, *_ in layout.items] if len(padded) == 2 else [(rows,) for rows in layout.rows]
+def item_sizes(layout: Layout, dims: int) -> Sizes:
+    """Return the sizes of items that are padded in so many dimensions: `(rows,)`, or `(height, width)`."""
+    return [(h, w) for _, h, w, *_ in layout.items] if dims == 2 else [(rows,) for rows in layout.rows]
 
 
 def has_padding(rows: int, items: int, padded: Sequence[int]) -> bool:

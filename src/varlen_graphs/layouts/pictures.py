@@ -28,7 +28,6 @@ class Pictures(LayoutArgument):
     columns: tuple[Column, ...] = ()
     optional = True
     packed = True
-    pictures = True
     has_sides = True
     rows_are = "pictures, each padded at the right and at the bottom to the same size"
 
@@ -37,11 +36,7 @@ class Pictures(LayoutArgument):
         check_fields(self)
         check_at_least(self, 1, "patch")
 
-    def eager_reason(self, layout: Layout, padded: tuple[int, ...]) -> str | None:
-        """Return why only the original module can answer a call of pictures of this size; `None` if graphs can."""
-        return None
-
-    def check_pictures(self, layout: Layout, shape: Sequence[int], rows: str) -> None:
+    def check_rows(self, layout: Layout, shape: Sequence[int], rows: str) -> None:
         """Check that the items lie in pictures of this shape, `[images, height, width, ...]` in patches.
 
         Raises:

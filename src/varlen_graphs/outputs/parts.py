@@ -114,7 +114,7 @@ def with_padding(
     if not padded:
         return [*tensors]
     gather_indices = gather_indices or GatherIndices(tensors[0].device)
-    sizes = [*item_sizes(layout, padded), tuple(padded)]
+    sizes = [*item_sizes(layout, len(padded)), tuple(padded)]
     batches = []
     for tensor, extent in zip(tensors, extents, strict=True):
         sizes_here = extent.padded(sizes)

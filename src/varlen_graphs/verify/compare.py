@@ -199,9 +199,10 @@ def _holds_tensors(part: Any) -> bool:
 def _packed(tensor: Tensor, extent: Extent, call: Call) -> Tensor:
     """Return the real entries of a tensor that a call returns as a batch, packed; any other tensor as it is."""
     layout, padded = call.layout, call.padded
-    if layout is None or not padded or (sizes := extent.padded([*item_sizes(layout, padded), tuple(padded)])) is None:
+    if layout is None or not padded:
         return tensor
-    if tensor.shape[:2] != (len(layout), prod(sizes[-1])):  # which is an error of its items
+    sizes = extent.padded([*item_sizes(layout, len(padded)), tuple(padded)])
+    if sizes is None or tensor.shape[:2] != (len(layout), prod(sizes[-1])):  # other numbers are an error of its items
         return tensor
     return pack_rows(tensor.unflatten(1, sizes[-1]), sizes[:-1])
 

@@ -31,11 +31,7 @@ def with_other_rows(arguments: Mapping[str, Any], spec: BufferSpec) -> dict[str,
     rows = arguments[packed.name]
     if not isinstance(rows, Tensor):
         return {**arguments}  # the call refuses them
-    if rows.is_floating_point():
-        first, end = packed.rows_dim, packed.rows_dim + len(spec.call_dims)
-        dims = [1] if spec.layout.pictures else [dim for dim in range(rows.dim()) if not first <= dim < end]
-    else:
-        dims = []
+    dims = spec.call_form.row_dims(rows.dim()) if rows.is_floating_point() else []
     return {**arguments, packed.name: other_values(rows, dims)}
 
 

@@ -157,9 +157,8 @@ class SyntheticCalls:
             made = filled(made, ~real_rows(torch.tensor(layout.rows, device=made.device), layout.longest), one.pad)
         if not (spec.packs and extent is spec.row_extent):
             return made
-        padded = tuple(map(max, zip(*[item[1:3] for item in layout.items], strict=True)))
-        padded = padded if spec.layout.pictures else (layout.longest,)
-        return spec.of_batch(pad_rows(made, item_sizes(layout, padded), padded))
+        sizes = item_sizes(layout, spec.call_form.padded_dims)
+        return spec.call_form.of_batch(pad_rows(made, sizes, [*map(max, zip(*sizes, strict=True))]))
 
     def _uneven(self, one: _Tensor, made: Tensor, layout: Layout, any_ids: bool) -> Tensor:
         """Return entries of which those of the first third of the items differ from the others, see `of`.
