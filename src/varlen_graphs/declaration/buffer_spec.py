@@ -11,8 +11,8 @@ from torch import Tensor
 
 from varlen_graphs.budgets.budget import Budget
 from varlen_graphs.buffers import AttentionMask, AttentionSchedule, Buffer, CuSeqlens, HostBuffer, MaxSeqlen
-from varlen_graphs.declaration.call_form import CallForm, PictureForm
 from varlen_graphs.declaration.checks import check_names, check_rows, check_segments, check_types
+from varlen_graphs.declaration.rows_form import PicturesForm, RowsForm
 from varlen_graphs.declaration.static_args import StaticKey, static_key
 from varlen_graphs.inputs.extra import Input, PerItem
 from varlen_graphs.inputs.rows import Rows as InputRows
@@ -127,11 +127,11 @@ class BufferSpec:
         return BATCH_ROWS if self.batched else ROWS
 
     @cached_property
-    def call_form(self) -> CallForm:
+    def rows_form(self) -> RowsForm:
         """Form of the rows that calls bring."""
         if isinstance(self.layout, Pictures):
-            return PictureForm(self.row_input)
-        return CallForm(self.row_input, ("batch",) if self.layout.one_row else self.call_extent.dims)
+            return PicturesForm(self.row_input)
+        return RowsForm(self.row_input, ("batch",) if self.layout.one_row else self.call_extent.dims)
 
     @property
     def call_rows_are(self) -> str:

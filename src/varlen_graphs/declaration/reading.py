@@ -31,12 +31,12 @@ def read_items(spec: BufferSpec, call: Call) -> Layout:
             output ratio cuts.
     """
     if call.layout is None:
-        batch = spec.call_form.batch(call.rows) if spec.packs else call.rows
+        batch = spec.rows_form.batch(call.rows) if spec.packs else call.rows
         call.layout = parse(spec, call.description, batch.shape)
         if call.inputs:
             check_inputs(spec, call)
         if spec.packs:
-            call.rows, call.padded = batch, tuple(batch.shape[1 : 1 + spec.call_form.padded_dims])
+            call.rows, call.padded = batch, tuple(batch.shape[1 : 1 + spec.rows_form.padded_dims])
             call.sizes = item_sizes(call.layout, len(call.padded))
             call.gather_indices, call.to_pack = GatherIndices(batch.device), True
         if call.eager_reason is None:
@@ -121,7 +121,7 @@ def parse(spec: BufferSpec, description: Mapping[str, Any], shape: Sequence[int]
     """
     argument = spec.layout
     if shape:
-        check_description(description, math.prod(shape[: 1 + spec.call_form.padded_dims]))
+        check_description(description, math.prod(shape[: 1 + spec.rows_form.padded_dims]))
     value = description[argument.name]
     sizes = argument.parse(value)
     layout = Layout(tuple(sizes), argument.batch_length(value, sizes, shape))

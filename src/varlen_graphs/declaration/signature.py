@@ -155,11 +155,11 @@ class Signature:
         packed = self._spec.row_input
         rows = arguments[packed.name]
         if not isinstance(rows, Tensor):
-            raise InputError(f"{packed.name} is a {type(rows).__name__}: expected a tensor {self._spec.call_form}")
+            raise InputError(f"{packed.name} is a {type(rows).__name__}: expected a tensor {self._spec.rows_form}")
         if rows.layout is not strided or rows.is_nested:
             raise InputError(
                 f"{packed.name} is a sparse or nested tensor: expected a dense one, "
-                f"{self._spec.call_form}; try {packed.name}.to_dense()"
+                f"{self._spec.rows_form}; try {packed.name}.to_dense()"
             )
         self._check_shape(rows.shape)
         if packed.rows_dim:
@@ -185,7 +185,7 @@ class Signature:
         )
         if eager_reason is None and self._eager_if is not None:
             eager_reason = self.why_eager()
-        key = self._spec.key(static_args, self._spec.call_form.row_shape(rows.shape))
+        key = self._spec.key(static_args, self._spec.rows_form.row_shape(rows.shape))
         return Call(rows, description, static_args, key, arguments, eager_reason, inputs=inputs, positional=len(args))
 
     def why_eager(self) -> str | None:
@@ -338,7 +338,7 @@ class Signature:
         return value
 
     def _check_shape(self, shape: tuple[int, ...]) -> None:
-        if not self._spec.call_form.accepts(shape):
-            name, form = self._spec.row_input.name, self._spec.call_form
+        if not self._spec.rows_form.accepts(shape):
+            name, form = self._spec.row_input.name, self._spec.rows_form
             why = form.other_row(shape) or f", {self._spec.call_rows_are}"
             raise InputError(f"{name} is {list(shape)}: expected {form}{why}")

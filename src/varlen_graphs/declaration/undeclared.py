@@ -20,11 +20,11 @@ def declaration_of(spec: BufferSpec, name: str, value: Any, rows: Sequence[int],
     """
     if not isinstance(value, Tensor):
         return "the tensors in it as arguments of their own, by inputs=[...] of the BufferSpec"
-    dims, items = len(spec.call_form.dims), _length(description.get(spec.layout.name))
+    dims, items = len(spec.rows_form.dims), _length(description.get(spec.layout.name))
     shape = tuple(value.shape)
     kind, rest = "PerCall", shape
     if shape and rows and shape[:dims] == tuple(rows[:dims]):
-        kind, rest = "PerItem" if spec.call_form.by_item else "PerRow", shape[dims:]
+        kind, rest = "PerItem" if spec.rows_form.by_item else "PerRow", shape[dims:]
     elif shape and shape[0] == items:
         kind, rest = "PerItem", shape[1:]
     own = "" if value.dtype.is_floating_point else f", dtype={value.dtype}"

@@ -449,7 +449,7 @@ class Forward:
         if packed.normalize is not None:
             rows = packed.rows_first(arguments[packed.name])
             table = exact_table(self.spec, read_layout(self.spec, call), rows.device)
-            arguments[packed.name] = packed.as_argument(self._normalized(rows, table, self.spec.call_form.dims))
+            arguments[packed.name] = packed.as_argument(self._normalized(rows, table, self.spec.rows_form.dims))
         for one in self.spec.inputs if call.inputs else ():
             if one.name in call.inputs:
                 value = one.as_tensor(arguments[one.name])

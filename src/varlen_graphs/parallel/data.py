@@ -226,7 +226,7 @@ class DataParallelEncoder:
             read_items(spec, call)
             return read_layout(spec, call)
         if spec.packs:
-            call.rows = spec.call_form.batch(call.rows).flatten(0, spec.call_form.padded_dims)
+            call.rows = spec.rows_form.batch(call.rows).flatten(0, spec.rows_form.padded_dims)
         return spec.layout.layout(())
 
     def _run(
@@ -278,7 +278,7 @@ class DataParallelEncoder:
         """Return the kind of a call, before its items are read."""
         grad = torch.is_grad_enabled()
         trained = self.encoder.executor.mode.why_trained(call.requires_grad) if grad else None
-        row_shape = self.encoder.spec.call_form.row_shape(call.rows.shape)
+        row_shape = self.encoder.spec.rows_form.row_shape(call.rows.shape)
         state = self.encoder.executor.mode.change()
         return Kind(call.key, row_shape, state, autocast_dtype(call.rows.device.type), trained)
 

@@ -31,7 +31,7 @@ def with_other_rows(arguments: Mapping[str, Any], spec: BufferSpec) -> dict[str,
     rows = arguments[packed.name]
     if not isinstance(rows, Tensor):
         return {**arguments}  # the call refuses them
-    dims = spec.call_form.row_dims(rows.dim()) if rows.is_floating_point() else []
+    dims = spec.rows_form.row_dims(rows.dim()) if rows.is_floating_point() else []
     return {**arguments, packed.name: other_values(rows, dims)}
 
 

@@ -157,8 +157,8 @@ class SyntheticCalls:
             made = filled(made, ~real_rows(torch.tensor(layout.rows, device=made.device), layout.longest), one.pad)
         if not (spec.packs and extent is spec.row_extent):
             return made
-        sizes = item_sizes(layout, spec.call_form.padded_dims)
-        return spec.call_form.of_batch(pad_rows(made, sizes, [*map(max, zip(*sizes, strict=True))]))
+        sizes = item_sizes(layout, spec.rows_form.padded_dims)
+        return spec.rows_form.of_batch(pad_rows(made, sizes, [*map(max, zip(*sizes, strict=True))]))
 
     def _uneven(self, one: _Tensor, made: Tensor, layout: Layout, any_ids: bool) -> Tensor:
         """Return entries of which those of the first third of the items differ from the others, see `of`.

@@ -9,7 +9,7 @@ from varlen_graphs.inputs.rows import Rows
 from varlen_graphs.layouts.pictures import patches_of, pictures_of
 
 
-class CallForm:
+class RowsForm:
     """Rows as calls bring them: packed, `[rows, *shape]`, or a batch, `[batch, length, *shape]`.
 
     Args:
@@ -71,7 +71,7 @@ class CallForm:
         return batch
 
 
-class PictureForm(CallForm):
+class PicturesForm(RowsForm):
     """Padded pictures, `[images, channels, height, width]`, whose rows are patches.
 
     Args:
