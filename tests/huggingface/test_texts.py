@@ -1,6 +1,7 @@
 """`vg.wrap` on text encoders: whole models, models with a head, towers beside others, and what is no encoder."""
 
 import copy
+import dataclasses
 import pickle
 
 import pytest
@@ -206,6 +207,109 @@ def test_heads_of_ones_own_are_tried_too():
     vg.wrap(model, [64], backend="tape")
     torch.testing.assert_close(model(IDS, MASK), expected)
     assert vg.encoders(model)["bert"].stats.eager == {READ: 1}
+
+
+class States(Mean):
+    """What reads nothing by itself."""
+
+    def forward(self, input_ids, attention_mask):
+        return self.bert(input_ids, attention_mask=attention_mask).last_hidden_state
+
+
+class Nested(torch.nn.Module):
+    """A module around it whose arguments no one can guess."""
+
+    def __init__(self):
+        super().__init__()
+        self.tower = States()
+
+    def forward(self, batch):
+        return self.tower(batch["input_ids"], batch["attention_mask"]).mean(1)
+
+
+@dataclasses.dataclass
+class Embeddings:
+    """An output that torch does not open."""
+
+    mean: torch.Tensor
+
+
+class Hidden(Mean):
+    def forward(self, input_ids, attention_mask):
+        return Embeddings(super().forward(input_ids, attention_mask))
+
+
+class Classes(Mean):
+    def forward(self, input_ids, attention_mask):
+        return super().forward(input_ids, attention_mask).argmax(1)
+
+
+class Chooses(Mean):
+    """A head that reads padding if it is asked to, or in another method."""
+
+    def forward(self, input_ids, attention_mask, token_type_ids=None, *, pooling="first", other=None):
+        states = self.states(input_ids, attention_mask, token_type_ids)
+        return states.mean(1) if pooling == "mean" else states[:, 0] if other is None else states[:, 0] + other
+
+    def states(self, input_ids, attention_mask, token_type_ids=None):
+        return self.bert(input_ids, attention_mask, token_type_ids).last_hidden_state
+
+    @torch.no_grad()
+    def embed(self, input_ids, attention_mask):
+        return self.states(input_ids, attention_mask).mean(1)
+
+
+@pytest.mark.parametrize(
+    ("make", "run"),
+    [
+        (Nested, lambda model: model({"input_ids": IDS, "attention_mask": MASK})),
+        (Hidden, lambda model: model(IDS, MASK).mean),
+        (Classes, lambda model: model(IDS, MASK)),
+        (Chooses, lambda model: model(IDS, MASK, pooling="mean")),
+        (Chooses, lambda model: model(IDS, MASK, other=torch.ones(32))),
+        (Chooses, lambda model: model.embed(IDS, MASK)),
+    ],
+    ids=["nested", "hidden output", "classes", "by argument", "other tensor", "by method"],
+)
+def test_padding_is_the_models_wherever_a_module_of_ones_own_called_in_a_way_that_was_not_tried(make, run):
+    model = make().eval()
+    expected = run(model)
+    vg.wrap(model, backend="tape", verify=vg.options.Verify(at_capture=False))
+    torch.testing.assert_close(run(model), expected)
+    (encoder,) = vg.encoders(model).values()
+    assert [*encoder.stats.eager.values()] == [1]
+    assert "wrap the tower alone" in next(iter(encoder.stats.eager))
+
+
+def test_modules_of_ones_own_that_were_tried_replay_graphs():
+    model = Chooses().eval()
+    calls = [
+        ((IDS, MASK), {}),
+        ((), {"input_ids": IDS, "attention_mask": MASK}),
+        ((IDS, MASK, torch.zeros_like(IDS)), {}),
+    ]
+    expected = [model(*args, **kwargs) for args, kwargs in calls]
+    vg.wrap(model, backend="tape", verify=vg.options.Verify(at_capture=False))
+    for (args, kwargs), one in zip(calls, expected, strict=True):
+        torch.testing.assert_close(model(*args, **kwargs), one)
+    torch.testing.assert_close(model.embed(IDS[:1], MASK[:1]), model.embed(IDS[:1], None))  # nothing is padded
+    encoder = vg.encoders(model)["bert"]
+    assert not encoder.stats.eager
+    model.states(IDS, MASK)
+    assert encoder.stats.eager.total() == 1
+
+
+class Noisy(Mean):
+    def forward(self, input_ids, attention_mask):
+        mean = super().forward(input_ids, attention_mask)
+        return mean + torch.randn_like(mean)
+
+
+def test_heads_that_draw_random_numbers_leave_the_callers_alone():
+    model = Noisy().eval()
+    before = torch.get_rng_state()
+    vg.wrap(model, backend="tape")
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_texts_with_padding_run_eager_inside_of_a_model_that_took_no_call_to_try():

@@ -89,9 +89,9 @@ def find_towers(
             around = modules_around(module, model)
             more = {}
             if found is packed_text:
-                more = {"around": PaddingConsumers.of_texts(around, module)}
+                more = {"around": run_aside(partial(PaddingConsumers.of_texts, around, module))}
             elif isinstance(encoder, SpeechEncoder) and not encoder.alone:  # the others take clips of one length
-                more = {"around": PaddingConsumers.of_clips(around, module, encoder.spec)}
+                more = {"around": run_aside(partial(PaddingConsumers.of_clips, around, module, encoder.spec))}
             towers[path] = Understood(module, found, declared=False, options=more)
         else:
             continue

@@ -1,11 +1,14 @@
 """Find out by trying whether a model around a tower reads the tower's outputs for padding, where graphs leave zeros."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial, wraps
-from itertools import cycle, islice
+from itertools import cycle, islice, product
+from numbers import Number
+from types import CodeType
 from typing import Any, NamedTuple
 
+import numpy
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -15,14 +18,14 @@ from varlen_graphs.layouts.dtypes import module_dtype
 from varlen_graphs.layouts.padded import real_rows
 from varlen_graphs.outputs.declared import Fields
 from varlen_graphs.outputs.entries import Entries
-from varlen_graphs.recipes.texts.text_probe import IDS, MASK, TextProbe
+from varlen_graphs.recipes.texts.text_probe import IDS, MASK, TYPES, TextProbe
 from varlen_graphs.recipes.towers import device_of
 from varlen_graphs.shadows.shadow import Shadow
 from varlen_graphs.torch_dispatch.checked_indices import CheckedIndices
 from varlen_graphs.torch_dispatch.thread_modes import run_under
 
-LENGTH = 11
-"""Tokens of a text without padding, if the encoder takes so many."""
+LENGTH = 41
+"""Tokens of a text without padding, if the encoder takes more: as many as there is unlikely another size."""
 
 FRAMES = (40, 24, 24)
 """Frames of the clips to try, which heads may pool by tens. The second is padded with zeros, the last with noise."""
@@ -36,10 +39,28 @@ FEATURES = ("get_", "_features")
 DECODED = "decoder_input_ids"
 """Argument of models that decode what their tower encodes."""
 
+LIBRARIES = ("torch", "transformers", "sentence_transformers", "peft")
+"""Packages whose modules reach a tower alike by their functions for features, their forwards and others."""
+
+LOGITS = "logits"
+"""Field of outputs of transformers of which callers decode all frames."""
+
+PLAIN = (bool, int, float, str)
+"""Classes of arguments whose values count."""
+
+VALUES = (Tensor, Number, numpy.ndarray)
+"""Classes of what a model may give."""
+
+Function = tuple[str, int, str]
+"""File, first line and name of a function, which `torch.compile` keeps when it rewrites its code."""
+
+Caller = tuple[Function, frozenset[tuple[str, Any]]]
+"""A function of a module around a tower, and its arguments: values that are plain, and the classes of others."""
+
 READS_AROUND = "padding whose outputs are read by the model around the encoder"
 MAY_READ = (
-    "padding whose outputs the model around the tower may read: it took no call that vg.wrap knows to try; if it reads "
-    "none, wrap the tower alone, as in vg.wrap(model.encoder)"
+    "padding whose outputs the model around the tower may read: vg.wrap knew no call to try that comes here so; if it "
+    "reads none, wrap the tower alone, as in vg.wrap(model.encoder)"
 )
 
 
@@ -53,12 +74,16 @@ class PaddingConsumers(NamedTuple):
             take the last token that has another id.
         ahead: True if it reads those of padding on the left: many classifiers take the first place.
         untried: True if the model took no call to try.
+        own: Functions of the modules around it that are of no library, any of which may call it.
+        tried: Those that called the tower and read nothing, with the arguments that they had.
     """
 
     padding: bool = False
     other_ids: bool = False
     ahead: bool = False
     untried: bool = False
+    own: frozenset[Function] = frozenset()
+    tried: frozenset[Caller] = frozenset()
 
     @classmethod
     def of_texts(cls, models: Sequence[nn.Module], encoder: nn.Module) -> "PaddingConsumers":
@@ -81,17 +106,21 @@ class PaddingConsumers(NamedTuple):
         text = TextProbe(encoder)
         own = [one for one in range(text.tokens) if one not in text.special] or [text.pad]
         end = text.ends[0] if text.ends else own[-1]
-        tokens = [*islice(cycle(own), min(LENGTH, text.largest or LENGTH) - 1), end]
+        tokens = [*islice(cycle(own), min(LENGTH, (text.largest or 2 * LENGTH) - 3) - 1), end]
         others = [one for one in dict.fromkeys([*text.special, own[0], text.tokens - 1]) if one != text.pad]
 
-        def reads(fills: Sequence[int], ahead: bool = False) -> list[bool | None]:
-            return [_reads_texts(*each, text, tokens, fills, ahead) for each in functions]
+        tries = _Tries(models)
 
-        functions = [(model, name) for model in models for name in _functions(model)]
+        def reads(fills: Sequence[int], ahead: bool = False) -> list[bool | None]:
+            def reads_function(model: nn.Module, name: str, called: Callable[[], object]) -> bool | None:
+                return _reads_texts(model, name, called, text, tokens, fills, ahead)
+
+            return tries.all(reads_function)
+
         expands = any(type(part).__name__ == SCORES_EXPANSIONS for part in models[0].modules())
-        padding, of_others, ahead = reads([text.pad]), reads(others), reads([text.pad, *others], ahead=True)
-        untried = bool(functions) and {*padding} == {None}
-        return cls(True in padding, expands or True in of_others, True in ahead, untried)
+        padding, of_others, before = reads([text.pad]), reads(others), reads([text.pad, *others], ahead=True)
+        other_ids, ahead = (_any_more(found, padding) for found in (of_others, before))
+        return cls(True in padding, expands or other_ids, ahead, tries.missed(padding), tries.own, tries.tried)
 
     @classmethod
     def of_clips(cls, models: Sequence[nn.Module], tower: nn.Module, spec: BufferSpec) -> "PaddingConsumers":
@@ -109,31 +138,38 @@ class PaddingConsumers(NamedTuple):
         if not models:
             return cls()
         models, tower = _shadows(models, tower)
-        clips = _Clips(tower, spec)
-        told: dict[str, bool | None] = {}
+        clips, tries = _Clips(tower, spec), _Tries(models)
         with torch.no_grad():
-            for model in models:
-                for name in _functions(model):
-                    if told.get(name) is None:
-                        told[name] = clips.are_read_by(model, name)
-        return cls(padding=True in told.values(), untried=bool(told) and {*told.values()} == {None})
+            told = tries.all(clips.are_read_by)
+        return cls(True in told, untried=tries.missed(told), own=tries.own, tried=tries.tried)
 
-    @property
-    def reason(self) -> str:
-        """Return the reason why calls with padding that matters run eager."""
-        return MAY_READ if self.untried else READS_AROUND
+    def of_any(self) -> str | None:
+        """Return the reason why a call made now runs eager if it has padding; `None` if its outputs are not read.
 
-    def matters(self, ids: Tensor, mask: Tensor | None, pad: int) -> bool:
-        """Return True if a call with padding on the right may need the outputs for that.
+        Looks at the functions that are running, where modules of no library are around the tower.
+        """
+        if self.padding:
+            return READS_AROUND
+        caller = _caller(self.own)
+        return MAY_READ if self.untried or not (caller is None or caller in self.tried) else None
+
+    def of_texts_on_left(self) -> str | None:
+        """Return the same of padding on the left."""
+        return READS_AROUND if self.ahead else self.of_any()
+
+    def of_call(self, ids: Tensor, mask: Tensor | None, pad: int) -> str | None:
+        """Return the same of a call, if it has padding on the right that may matter.
 
         If any call may, syncs with the device of the mask, or with that of the token ids if these count.
         """
-        always = self.padding or self.untried
-        if mask is None or not ids.numel() or not (always or self.other_ids):
-            return False
-        real = mask != 0 if always else mask.to(ids.device) != 0
-        outside = ~real if always else ~real & (ids != pad)
-        return bool(outside.any() & real[:, 0].all())
+        if mask is None or not ids.numel():
+            return None
+        reason = self.of_any()
+        if reason is None and not self.other_ids:
+            return None
+        real = mask != 0 if reason else mask.to(ids.device) != 0
+        outside = ~real if reason else ~real & (ids != pad)
+        return reason or READS_AROUND if bool(outside.any() & real[:, 0].all()) else None
 
 
 NOTHING = PaddingConsumers()
@@ -149,6 +185,7 @@ def reads_padding(
     run: Callable[[], Any],
     cleared: Callable[[Any, Mapping[str, Any]], Any],
     real: Callable[[list[Tensor]], list[Tensor]],
+    called: Callable[[], object],
 ) -> bool | None:
     """Return True if what a run of a model gives differs where its tower leaves zeros for padding.
 
@@ -157,9 +194,11 @@ def reads_padding(
         run: Runs the model. Runs uncompiled, and no index may be out of range.
         cleared: Returns an output of the tower as graphs leave it, from that and the arguments of the call.
         real: Returns the parts of the tensors that are given which mean something.
+        called: Called whenever the tower is.
 
     Returns:
-        `None` if it cannot be told: the model does not run, does not repeat itself or does not call the tower.
+        `None` if it cannot be told: the model does not run, does not repeat itself, does not call the tower or gives
+        nothing in floating point.
     """
     calls = []
     own = tower.forward
@@ -167,17 +206,17 @@ def reads_padding(
 
     @wraps(own)
     def forward(*args: Any, **kwargs: Any) -> Any:
-        calls.append(1)
+        calls.append(called())
         return cleared(own(*args, **kwargs), parameters.bind(*args, **kwargs).arguments)
 
     def given() -> list[Tensor]:
-        return real([leaf for leaf in tree_leaves(run_under(run, CheckedIndices())) if isinstance(leaf, Tensor)])
+        return real(_tensors_of(run_under(run, CheckedIndices())))
 
     try:
         expected, again = given(), given()
     except Exception:  # of the model's own code
         return None
-    if not _close(expected, again):
+    if not _close(expected, again) or not any(map(torch.is_floating_point, expected)):  # classes may hide it
         return None
     before = vars(tower).get("forward")
     tower.forward = forward  # no hook, because sentence-transformers calls it
@@ -192,6 +231,16 @@ def reads_padding(
     return not _close(expected, other) if calls else None
 
 
+def _tensors_of(output: Any) -> list[Tensor]:
+    """Return the tensors of an output, and its numbers and arrays as such."""
+    leaves = tree_leaves(output)
+    return [
+        leaf if isinstance(leaf, Tensor) else torch.as_tensor(leaf, device="cpu")
+        for leaf in leaves
+        if isinstance(leaf, VALUES)
+    ]
+
+
 def _shadows(models: Sequence[nn.Module], tower: nn.Module) -> tuple[list[nn.Module], nn.Module]:
     """Return copies of models, the outermost first, and of the tower inside of them, in evaluation mode."""
     shadow = Shadow(models[0])
@@ -201,8 +250,9 @@ def _shadows(models: Sequence[nn.Module], tower: nn.Module) -> tuple[list[nn.Mod
 
 
 def _reads_texts(
-    model: nn.Module, name: str, text: TextProbe, tokens: Sequence[int], fills: Sequence[int], ahead: bool
-) -> bool | None:
+    model: nn.Module, name: str, called: Callable[[], object], text: TextProbe, tokens: Sequence[int],
+    fills: Sequence[int], ahead: bool,
+) -> bool | None:  # fmt: skip
     """Return True if a function of a model reads what its encoder makes of padding with these ids, on one side.
 
     `None` if it cannot be told.
@@ -210,20 +260,26 @@ def _reads_texts(
     function = getattr(model, name) if name != "forward" else model
     if not (isinstance(model, nn.Sequential) or _takes(getattr(model, name), (IDS, MASK))):
         return None
-    short = len(tokens) // 2
-    own, more = [*tokens[-short:]], len(tokens) - short
-    padded = [[fill] * more + own if ahead else own + [fill] * more for fill in fills]
-    ids = torch.tensor([[*tokens], *padded], device=text.device)
-    real = torch.ones_like(ids, dtype=torch.bool)
-    real[1:, slice(more) if ahead else slice(short, None)] = False
-    together = _reads_batch(function, text.tower, ids, real)
+    count = len(tokens)
+    padded = [(count, text.pad), *product((count // 2, count - 1), fills)]  # tokens of a text, and what pads it
+    rows, marks = [], []
+    for short, fill in padded:
+        parts = [*tokens[-short:]], [fill] * (count - short)
+        mark = [True] * short, [False] * (count - short)
+        rows.append(parts[ahead] + parts[not ahead])
+        marks.append(mark[ahead] + mark[not ahead])
+    ids, real = torch.tensor(rows, device=text.device), torch.tensor(marks, device=text.device)
+    together = _reads_batch(function, text.tower, ids, real, called)
     if together is not None:
         return together
-    single = [_reads_batch(function, text.tower, *one) for one in zip(ids[:, None], real[:, None], strict=True)]
+    alone = zip(ids[:, None], real[:, None], strict=True)
+    single = [_reads_batch(function, text.tower, *one, called) for one in alone]
     return None if None in single and True not in single else True in single  # it may take single texts alone
 
 
-def _reads_batch(function: Callable[..., Any], encoder: nn.Module, ids: Tensor, real: Tensor) -> bool | None:
+def _reads_batch(
+    function: Callable[..., Any], encoder: nn.Module, ids: Tensor, real: Tensor, called: Callable[[], object]
+) -> bool | None:
     """Return True if a function of a model reads the padding of a batch of texts; `None` if it cannot be told.
 
     Models for multiple choice take texts as `[batch, choices, length]`.
@@ -243,6 +299,7 @@ def _reads_batch(function: Callable[..., Any], encoder: nn.Module, ids: Tensor, 
             partial(function, call) if isinstance(function, nn.Sequential) else partial(function, **call),
             lambda output, _: tree_map_only(Tensor, cleared, output),
             lambda tensors: [tensor[real] if has_padding(tensor) else tensor for tensor in tensors],
+            called,
         )
         if found is not None:
             return found
@@ -267,8 +324,11 @@ class _Clips:
         batch[1, lengths[1] :] = 0
         self.batch = batch.to(device, module_dtype(tower))
 
-    def are_read_by(self, model: nn.Module, name: str) -> bool | None:
-        """Return True if a function of a model reads what the tower makes of their padding; `None` if none can tell."""
+    def are_read_by(self, model: nn.Module, name: str, called: Callable[[], object]) -> bool | None:
+        """Return True if a function of a model reads what the tower makes of their padding; `None` if none can tell.
+
+        Callers decode the logits of all frames, and see of other outputs the frames of each clip.
+        """
         function = getattr(model, name)
         call = self._arguments(function)
         if call is None:
@@ -281,7 +341,12 @@ class _Clips:
             ]
         except Exception:  # of the model's own code: it may take no clip so short
             sizes = []
-        return reads_padding(self.tower, partial(run, **call), self._cleared, partial(_within, sizes))
+        found = reads_padding(self.tower, partial(run, **call), self._cleared, partial(_within, sizes), called)
+        if found is False and (
+            whole := reads_padding(self.tower, partial(_logits, run, call), self._cleared, list, called)
+        ):
+            return whole
+        return found
 
     def _arguments(self, function: Callable[..., Any]) -> dict[str, Any] | None:
         """Return the arguments of a call of a function with the clips; `None` if it takes others."""
@@ -321,6 +386,99 @@ class _Clips:
             return tensor
 
         return tree_map_only(Tensor, cleared, output)
+
+
+class _Tries:
+    """Functions to try of models around a tower, with what runs of them show.
+
+    Args:
+        models: The models, the outermost first.
+
+    Attributes:
+        own: See `PaddingConsumers`.
+        tried: Likewise, of those so far.
+    """
+
+    def __init__(self, models: Sequence[nn.Module]) -> None:
+        self._own = [model for model in models if not _is_of_library(type(model).__module__)]
+        self.own = frozenset(_function(code) for model in self._own for code in _codes(model))
+        self.tried: frozenset[Caller] = frozenset()
+        self._functions = [(model, name) for model in models for name in _functions(model)]
+
+    def all(self, reads: Callable[[nn.Module, str, Callable[[], object]], bool | None]) -> list[bool | None]:
+        """Return what each function tells, with what is to be called whenever it calls the tower."""
+        told = []
+        for model, name in self._functions:
+            callers: list[Caller | None] = []
+            told.append(reads(model, name, partial(self._note, callers)))
+            if told[-1] is False:
+                self.tried |= {one for one in callers if one is not None}
+        return told
+
+    def _note(self, callers: list[Caller | None]) -> None:
+        callers.append(_caller(self.own))
+
+    def missed(self, told: Sequence[bool | None]) -> bool:
+        """Return True if no model told anything, or one that is of no library tells nothing of its forward.
+
+        Unless a model around it does. In those of libraries, functions for features tell of the forward, too.
+        """
+        for (model, name), one in zip(self._functions, told, strict=True):
+            decides = name == "forward" or model not in self._own
+            if decides and (one is not None or model in self._own):
+                return one is None
+        return bool(self._functions)
+
+
+def _codes(model: nn.Module) -> Iterator[CodeType]:
+    """Yield the code of all functions of a module that are of no library."""
+    for owner in (model, *(kind for kind in type(model).__mro__ if not _is_of_library(kind.__module__))):
+        for one in [*vars(owner).values()]:
+            for part in (one, getattr(one, "__func__", None), getattr(one, "fget", None)):
+                code = getattr(inspect.unwrap(part) if callable(part) else None, "__code__", None)
+                if isinstance(code, CodeType):
+                    yield code
+
+
+def _function(code: CodeType) -> Function:
+    return code.co_filename, code.co_firstlineno, code.co_name
+
+
+def _caller(own: Collection[Function]) -> Caller | None:
+    """Return the outermost of these functions that is running, and its arguments; `None` if none is.
+
+    Without token types, which towers take for themselves.
+    """
+    found, frame = None, inspect.currentframe() if own else None
+    while frame is not None:
+        found = frame if _function(frame.f_code) in own else found
+        frame = frame.f_back
+    if found is None:
+        return None
+    names, varargs, keywords, values = inspect.getargvalues(found)  # of this frame alone: that keeps its values alive
+    told = {name: values.get(name) for name in names[1:]} | (values.get(keywords) or {} if keywords else {})
+    given = {(name, _plain(one)) for name, one in told.items() if one is not None and name != TYPES}
+    return _function(found.f_code), frozenset(
+        given | {("*", _plain(one)) for one in (values.get(varargs) or () if varargs else ())}
+    )
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, PLAIN) else type(value)
+
+
+def _is_of_library(module: str) -> bool:
+    return module.partition(".")[0] in LIBRARIES
+
+
+def _any_more(told: Sequence[bool | None], before: Sequence[bool | None]) -> bool:
+    """Return True if a function reads something, or tells no more what it told before."""
+    return True in told or any(one is None and other is False for one, other in zip(told, before, strict=True))
+
+
+def _logits(run: Callable[..., Any], call: Mapping[str, Tensor]) -> Any:
+    output = run(**call)
+    return output.get(LOGITS) if isinstance(output, Mapping) else None
 
 
 def _functions(model: nn.Module) -> list[str]:

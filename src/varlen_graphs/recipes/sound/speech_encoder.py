@@ -34,7 +34,7 @@ class SpeechEncoder(TowerEncoder):
     ) -> None:  # fmt: skip
         super().__init__(tower, budgets, spec, **options)
         self.alone = alone
-        self._reads = around.reason if around.padding or around.untried else None
+        self._around = around
         self._mask = probe.mask or CLIP_MASK
         self._of_mask = probe.of_mask
         self._as_mask = probe.as_mask
@@ -60,8 +60,9 @@ class SpeechEncoder(TowerEncoder):
         mask = call.get(self._mask)
         if isinstance(clips, Tensor) and clips.dim() > 1 and clips.shape[1] < self._shortest:
             return self._itself(f"clips of less than {self._shortest} rows", len(clips), args, kwargs)
-        if self._reads is not None and mask is not None and not _marks_all(mask, clips):
-            return self._itself(self._reads, len(clips), args, kwargs)
+        reads = None if mask is None else self._around.of_any()
+        if reads is not None and not _marks_all(mask, clips):
+            return self._itself(reads, len(clips), args, kwargs)
         unmasked = self.alone and call.pop(self._mask, None) is not None
         if unmasked and not _marks_all(mask, clips):
             return self._itself(f"{self._mask} of clips of several lengths", len(clips), args, kwargs)

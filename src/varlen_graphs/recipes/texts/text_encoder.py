@@ -69,12 +69,13 @@ class TextEncoder(TowerEncoder):
         reason = self._why_eager(call)
         if reason is None and self._padding is not None and self._padding.matters(call[IDS], call.get(MASK)):
             reason = READS_PADDING
-        if reason is None and self._around.matters(call[IDS], call.get(MASK), self._pad):
-            reason = self._around.reason
+        if reason is None:
+            reason = self._around.of_call(call[IDS], call.get(MASK), self._pad)
         if reason is None:
             is_too_long = self._largest is not None and call[IDS].shape[1] > self._largest
             if not (is_too_long and self.spec.layout.padded):
-                both = self.takes_left and call.get(MASK) is not None
+                left_too = self.takes_left and call.get(MASK) is not None
+                both = left_too and self._around.of_texts_on_left() is None
                 for left in (self._left, not self._left) if both else (False,):
                     with suppress(LayoutError):
                         if left:
