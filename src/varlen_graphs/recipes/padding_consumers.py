@@ -2,10 +2,10 @@
 
 import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import partial, wraps
+from functools import cached_property, partial, wraps
 from itertools import cycle, islice, product
 from numbers import Number
-from types import CodeType
+from types import CodeType, FunctionType, MethodType
 from typing import Any, NamedTuple
 
 import numpy
@@ -55,7 +55,7 @@ Function = tuple[str, int, str]
 """File, first line and name of a function, which `torch.compile` keeps when it rewrites its code."""
 
 Caller = tuple[Function, frozenset[tuple[str, Any]]]
-"""A function of a module around a tower, and its arguments: values that are plain, and the classes of others."""
+"""A function of a module around a tower, and its arguments: plain values, and the names of the classes of others."""
 
 READS_AROUND = "padding whose outputs are read by the model around the encoder"
 MAY_READ = (
@@ -148,14 +148,15 @@ class PaddingConsumers(NamedTuple):
 
         Looks at the functions that are running, where modules of no library are around the tower.
         """
-        if self.padding:
-            return READS_AROUND
-        caller = _caller(self.own)
-        return MAY_READ if self.untried or not (caller is None or caller in self.tried) else None
+        return READS_AROUND if self.padding else self._why_untried()
 
     def of_texts_on_left(self) -> str | None:
         """Return the same of padding on the left."""
-        return READS_AROUND if self.ahead else self.of_any()
+        return READS_AROUND if self.ahead else self._why_untried()
+
+    def _why_untried(self) -> str | None:
+        caller = _caller(self.own)
+        return MAY_READ if self.untried or not (caller is None or caller in self.tried) else None
 
     def of_call(self, ids: Tensor, mask: Tensor | None, pad: int) -> str | None:
         """Return the same of a call, if it has padding on the right that may matter.
@@ -233,12 +234,8 @@ def reads_padding(
 
 def _tensors_of(output: Any) -> list[Tensor]:
     """Return the tensors of an output, and its numbers and arrays as such."""
-    leaves = tree_leaves(output)
-    return [
-        leaf if isinstance(leaf, Tensor) else torch.as_tensor(leaf, device="cpu")
-        for leaf in leaves
-        if isinstance(leaf, VALUES)
-    ]
+    values = (leaf for leaf in tree_leaves(output) if isinstance(leaf, VALUES))
+    return [one if isinstance(one, Tensor) else torch.as_tensor(one, device="cpu") for one in values]
 
 
 def _shadows(models: Sequence[nn.Module], tower: nn.Module) -> tuple[list[nn.Module], nn.Module]:
@@ -434,10 +431,12 @@ def _codes(model: nn.Module) -> Iterator[CodeType]:
     """Yield the code of all functions of a module that are of no library."""
     for owner in (model, *(kind for kind in type(model).__mro__ if not _is_of_library(kind.__module__))):
         for one in [*vars(owner).values()]:
-            for part in (one, getattr(one, "__func__", None), getattr(one, "fget", None)):
-                code = getattr(inspect.unwrap(part) if callable(part) else None, "__code__", None)
-                if isinstance(code, CodeType):
-                    yield code
+            if isinstance(one, staticmethod | classmethod | MethodType):
+                one = one.__func__
+            elif isinstance(one, property | cached_property):
+                one = one.fget if isinstance(one, property) else one.func
+            if isinstance(one, FunctionType) and isinstance(inner := inspect.unwrap(one), FunctionType):
+                yield inner.__code__
 
 
 def _function(code: CodeType) -> Function:
@@ -456,15 +455,15 @@ def _caller(own: Collection[Function]) -> Caller | None:
     if found is None:
         return None
     names, varargs, keywords, values = inspect.getargvalues(found)  # of this frame alone: that keeps its values alive
-    told = {name: values.get(name) for name in names[1:]} | (values.get(keywords) or {} if keywords else {})
-    given = {(name, _plain(one)) for name, one in told.items() if one is not None and name != TYPES}
-    return _function(found.f_code), frozenset(
-        given | {("*", _plain(one)) for one in (values.get(varargs) or () if varargs else ())}
-    )
+    named = {name: values.get(name) for name in names[1:]} | (values.get(keywords) or {} if keywords else {})
+    given = {(name, _plain(one)) for name, one in named.items() if one is not None and name != TYPES}
+    more = (("*", _plain(one)) for one in (values.get(varargs) or () if varargs else ()))
+    return _function(found.f_code), frozenset((*given, *more))
 
 
 def _plain(value: Any) -> Any:
-    return value if isinstance(value, PLAIN) else type(value)
+    kind = type(value)
+    return value if isinstance(value, PLAIN) else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _is_of_library(module: str) -> bool:
