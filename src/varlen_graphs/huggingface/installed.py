@@ -391,19 +391,12 @@ class Installed:
         return Installed, (self.tower, self._budgets, options, self.shared, self._before)
 
 
-class _Aside(functools.partial[Any]):
-    """What stands in place of a forward while its encoder is being made; a copy of the module copies both."""
-
-    @property
-    def __code__(self) -> CodeType:  # forwards may look for the names of their arguments
-        code: CodeType = self.args[0].__code__
-        return code
-
-
 def _aside(forward: Callable[..., Any], one: Installed, key: tuple[int, int], is_of_class: bool) -> Callable[..., Any]:
-    """Return what stands in place of a forward while its encoder is being made."""
-    made = functools.update_wrapper(_Aside(_answer_aside, forward, one, key, threading.get_ident()), forward)
+    """Return what stands in place of a forward while its encoder is being made; a copy of the module copies both."""
+    made = functools.update_wrapper(functools.partial(_answer_aside, forward, one, key, threading.get_ident()), forward)
     vars(made)["is_of_class"] = is_of_class
+    if (code := getattr(forward, "__code__", None)) is not None:  # forwards may look for the names of their arguments
+        vars(made)["__code__"] = code
     return made
 
 
