@@ -168,9 +168,13 @@ def serving(result: Result) -> str:
 
 def pixels(result: Result) -> str:
     """From decoded images to features, milliseconds."""
-    keys = ("eager_ms", "graphs_ms", "from_images_ms")
-    lines = [(row["images"], *(row[key] for key in keys[:2]), bold(row[keys[2]])) for row in result["rows"][::2]]
-    return table(("ms", "processor, eager tower", "processor, graphs", "from_images"), lines)
+    keys = ("eager_ms", "graphs_ms", "from_images_ms", "on_gpu_ms", "tower_ms")
+    lines = [
+        (row["images"], *(bold(row[key]) if key in ("from_images_ms", "on_gpu_ms") else row[key] for key in keys))
+        for row in result["rows"]
+    ]
+    names = ("processor, eager tower", "processor, graphs", "from_images", "from_images on the GPU", "tower alone")
+    return table(("ms", *names), lines)
 
 
 def start(calls: Result, ladders: Result) -> str:

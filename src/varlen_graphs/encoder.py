@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from varlen_graphs.budgets.budget import Budget
@@ -202,24 +203,30 @@ class GraphedEncoder(nn.Module, NotCopied):
         """
         return stage(self.executor, layout, arguments)
 
-    def read_images(self, images: Any) -> dict[str, Any]:
+    def read_images(self, images: Any, device: str | torch.device | None = None) -> dict[str, Any]:
         """Resize decoded images as the processor of `normalize=vg.inputs.Normalize.of(processor)`, or `Patches.of`.
 
-        Takes one image or a batch that the processor takes: pictures of PIL, arrays or tensors of bytes. Returns the
-        arguments of a call, where the processor makes them, so that another thread may do it than the one that calls.
+        Returns the arguments of a call, so that another thread may do it than the one that calls.
+
+        Args:
+            images: One image or a batch that the processor takes: pictures of PIL, arrays or tensors of bytes.
+            device: Where the rows of bytes are to be. On a GPU, `Patches` copies the bytes of the images there and
+                resizes them in two launches each, bit for bit as the processor does on the host, if that does it as
+                Pillow or torch does, which the first image tries. Otherwise, and by default, the host resizes.
 
         Raises:
             InputError: The declaration has no processor, or there is no image, or one that cannot be used.
         """
-        return read_images(self.spec, images, self.executor.signature.names)
+        place = None if device is None else torch.device(device)
+        return read_images(self.spec, images, self.executor.signature.names, place)
 
     def from_images(self, images: Any) -> Any:
-        """Encode decoded images: the host resizes them, see `read_images`, and graphs do the rest.
+        """Encode decoded images: they are resized on the GPU of the module, see `read_images`, and graphs do the rest.
 
-        Copies bytes to the device of the module. Syncs with the device if the images are elsewhere.
+        Syncs with the device if the images are elsewhere.
         """
-        arguments, rows = self.read_images(images), self.spec.row_input.name
-        return self(**arguments | {rows: arguments[rows].to(self.executor.forward.device)})
+        device = self.executor.forward.device
+        return self(**self.read_images(images, device if device is not None and device.type == "cuda" else None))
 
     # Checks and records
 

@@ -23,13 +23,17 @@ TOLERANCE = 1e-5
 """Largest relative L2 between what a processor makes of an image and its resized bytes normalised in float32."""
 
 
-def read_images(spec: "BufferSpec", images: Any, names: Collection[str]) -> dict[str, Any]:
+def read_images(
+    spec: "BufferSpec", images: Any, names: Collection[str], device: torch.device | None = None
+) -> dict[str, Any]:
     """Resize decoded images as the processor of the declaration does, and return the arguments of a call.
 
     Args:
         spec: A declaration with a processor.
         images: A batch that the processor takes, such as a list of pictures of PIL, arrays or tensors; or one image.
         names: Names of the arguments to return, of those that the processor makes beside the rows.
+        device: Where the rows are to be. Images that become patches are resized there, if the processor resizes as
+            Pillow or torch does; whole pictures, and all others, on the host.
 
     Returns:
         The rows, uint8, and other arguments.
@@ -53,9 +57,10 @@ def read_images(spec: "BufferSpec", images: Any, names: Collection[str]) -> dict
                 "tensor; decode files first, for example by PIL.Image.open"
             )
     if isinstance(normalize, Patches):
-        rows, grid = _cut(normalize, batch)
+        rows, grid = _cut(normalize, batch, device)
         return {spec.row_input.name: rows, spec.layout.name: grid}
-    return _resized(normalize, batch, spec.row_input.name, names)
+    made = _resized(normalize, batch, spec.row_input.name, names)
+    return made if device is None else made | {spec.row_input.name: made[spec.row_input.name].to(device)}
 
 
 def _as_list(images: Any) -> list[Any]:
@@ -80,20 +85,27 @@ def _resized(normalize: Normalize, images: Sequence[Any], pixels: str, names: Co
     return {name: value for name, value in made.items() if name in names} | {pixels: rows.byte()}
 
 
-def _cut(normalize: Patches, images: Sequence[Any]) -> tuple[Tensor, Tensor]:
+def _cut(normalize: Patches, images: Sequence[Any], device: torch.device | None) -> tuple[Tensor, Tensor]:
     """Return the rows of images, uint8 `[rows, *row_shape]`, and `(1, h, w)` of each, in patches, on the CPU."""
-    # [channels, height, width]
-    made = [torch.as_tensor(_resize(normalize, image), device="cpu") for image in _flat(images)]
+    made = [_cut_one(normalize, image, device) for image in _flat(images)]
+    grid = [(1, image.shape[0] // normalize.size, image.shape[1] // normalize.size) for image in made]
+    return _joined([image.view(-1, *normalize.row_shape) for image in made]), torch.tensor(grid, device="cpu")
+
+
+def _cut_one(normalize: Patches, image: Any, device: torch.device | None) -> Tensor:
+    """Return a resized image, uint8 `[height, width, channels]`, contiguous."""
+    if getattr(image, "ndim", 3) != 3:
+        raise InputError(f"an image has {image.ndim} dimensions: expected 3, with the channels first or last")
+    made = None if device is None else normalize.resizing.on_device(image, device)
+    if made is None:
+        made = normalize.resizing.on_host(image).permute(1, 2, 0)
     channels, size = len(normalize.normalize.mean), normalize.size
-    for image in made:
-        if image.dtype != torch.uint8 or len(image) != channels or image.shape[1] % size or image.shape[2] % size:
-            raise InputError(
-                f"the processor makes {image.dtype} {list(image.shape)} of an image: expected bytes of {channels} "
-                f"channels, and sides that are multiples of {size}"
-            )
-    rows = [image.permute(1, 2, 0).reshape(-1, *normalize.row_shape) for image in made]
-    grid = [(1, image.shape[1] // size, image.shape[2] // size) for image in made]
-    return _joined(rows), torch.tensor(grid, device="cpu")
+    if made.dtype != torch.uint8 or made.shape[2] != channels or made.shape[0] % size or made.shape[1] % size:
+        raise InputError(
+            f"the processor makes {made.dtype} {list(made.permute(2, 0, 1).shape)} of an image: expected bytes of "
+            f"{channels} channels, and sides that are multiples of {size}"
+        )
+    return made.to(device or made.device).contiguous()
 
 
 def _joined(rows: Sequence[Tensor]) -> Tensor:
@@ -109,18 +121,6 @@ def _flat(images: Iterable[Any]) -> Iterator[Any]:
             yield from _flat(image)
         else:
             yield image
-
-
-def _resize(normalize: Patches, image: Any) -> Any:
-    """Resize one image with the methods that processors like Qwen2-VL's have in transformers 5.23."""
-    if getattr(image, "ndim", 3) != 3:
-        raise InputError(f"an image has {image.ndim} dimensions: expected 3, with the channels first or last")
-    own: Any = normalize.processor
-    image = own.process_image(image, do_convert_rgb=own.do_convert_rgb)
-    if not own.do_resize:
-        return image
-    factors = {"factor": own.patch_size * own.merge_size, "temporal_factor": normalize.frames}
-    return own.resize(image, size=own.size, resample=own.resample, **factors)
 
 
 def check_processor(spec: "BufferSpec") -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 from varlen_graphs.checks.fields import check_at_least, check_fields
 from varlen_graphs.errors import SpecError, counted
 from varlen_graphs.inputs.normalize import Normalize
+from varlen_graphs.inputs.resize import Resizing
 from varlen_graphs.kernels.patches.op import patches
 from varlen_graphs.layouts.item_table import ItemTable
 from varlen_graphs.shadows.constants import DeviceConstants
@@ -23,7 +24,7 @@ class Patches:
     `size * size * channels` bytes it takes `t * h * w` rows, as many as it has patches. The module receives patches as
     Hugging Face processors of Qwen-VL towers return them, `[rows, channels * frames * size * size]` in merge-block
     order, in the dtype of its first floating matrix. A call copies a quarter of the bytes of bfloat16 patches of
-    two frames, an eighth of float32 ones, and the host does nothing but resize. One launch. For `GridTHW`.
+    two frames, an eighth of float32 ones. One launch. For `GridTHW`.
 
     Attributes:
         normalize: Normalisation of each channel; its processor resizes images for `encoder.from_images`, as Qwen2-VL's
@@ -32,6 +33,7 @@ class Patches:
         frames: Frames of a temporal patch, `temporal_patch_size`: each image is repeated to make them, so a video whose
             frames differ must come as patches.
         constants: Factor and summand of each channel, float32 `[2, channels]`, with one cached copy per device.
+        resizing: Resizes images as the processor does.
 
     Raises:
         SpecError: `size` or `frames` is below 1, or `normalize` is no `Normalize`.
@@ -41,11 +43,13 @@ class Patches:
     size: int
     frames: int = 2
     constants: DeviceConstants = field(init=False, repr=False, compare=False)
+    resizing: Resizing = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_fields(self)
         check_at_least(self, 1, "size", "frames")
         object.__setattr__(self, "constants", DeviceConstants(self._compute))
+        object.__setattr__(self, "resizing", Resizing(self.processor, self.frames))
 
     @classmethod
     def of(cls, processor: Any) -> "Patches":

@@ -1,12 +1,20 @@
 """Decoded images to features on a GPU: bytes are normalised, and cut, inside the graph."""
 
+import numpy as np
 import pytest
 import torch
 
 import varlen_graphs as vg
 from tests.support.gpu import on_gpus, tower_on_gpu
 from tests.support.pictures import TINY, build
-from tests.support.processors import photographs, processor_of
+from tests.support.processors import (
+    asks_for_more,
+    decoded_images,
+    patch_processor,
+    photographs,
+    processor_of,
+    tensor_processor,
+)  # fmt: skip
 from tests.support.towers import distance
 
 pytestmark = on_gpus()
@@ -47,3 +55,30 @@ def test_decoded_images_give_the_features_of_processor_and_tower(make):
                 encoder.poison()
     assert encoder.stats.replays.total() == 4
     assert not encoder.stats.eager
+
+
+def swaps_channels(self, image, do_convert_rgb=None, **options):
+    return type(self).__bases__[0].process_image(self, image, do_convert_rgb=do_convert_rgb, **options)[::-1]
+
+
+@pytest.mark.parametrize(
+    "processor",
+    [
+        patch_processor(),
+        tensor_processor(),
+        patch_processor(patch_size=16, min_pixels=65536, max_pixels=2**24),
+        type("More", (type(patch_processor()),), {"resize": asks_for_more})(patch_size=4, min_pixels=64),
+        type("Swaps", (type(patch_processor()),), {"process_image": swaps_channels})(patch_size=4, min_pixels=64),
+    ],
+)
+def test_images_are_resized_on_the_gpu_bit_for_bit_as_on_the_host(processor):
+    resizing = vg.inputs.Patches.of(processor).resizing
+    found = 0
+    images = decoded_images()
+    for image in [*images, *(torch.tensor(np.array(image)).cuda() for image in images[3:8])]:
+        expected = resizing.on_host(image)
+        made = resizing.on_device(image, torch.device("cuda", 0))
+        if made is not None:
+            assert torch.equal(made.cpu().permute(2, 0, 1), expected)
+            found += 1
+    assert found == (0 if type(processor).__name__ in ("More", "Swaps") else 15)
