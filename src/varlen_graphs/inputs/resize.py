@@ -123,14 +123,14 @@ class Resizing(NotCopied):
             What `on_host` makes, bit for bit; `None` if only the processor knows how to make it.
         """
         own = self._processor
+        if not own.do_resize:
+            return None
         if _is_elsewhere(image):
             decoded = _channels_first(image)
         else:
             decoded = own.process_image(image, do_convert_rgb=own.do_convert_rgb)
         if str(decoded.dtype) not in ("uint8", "torch.uint8") or decoded.ndim != 3 or len(decoded) != 3:
             return None
-        if not own.do_resize:
-            return _uploaded(decoded, device)
         if device not in self._found:
             with torch.device("cpu"), torch.inference_mode():
                 try:
