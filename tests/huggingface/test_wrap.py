@@ -517,3 +517,50 @@ def test_a_tower_alone_can_be_wrapped():
     wrapped(tower)
     assert distance(tower(pixels(IMAGES), grid_thw=torch.tensor(IMAGES)), expected) < 1e-5
     assert list(vg.encoders(tower)) == [""]
+
+
+def doubled(tower):
+    """Put the forward of a tower into a function."""
+    forward = tower.forward
+
+    def twice(*args, **kwargs):
+        output = forward(*args, **kwargs)
+        return type(output)(**{name: 2 * one for name, one in output.items() if isinstance(one, torch.Tensor)})
+
+    tower.forward = twice
+    return forward
+
+
+@pytest.mark.parametrize("calls", [0, 2], ids=["before the first call", "after a capture"])
+@pytest.mark.parametrize("kind", ["ViTModel", "BertModel", "Wav2Vec2Model"])
+def test_a_forward_that_is_put_into_a_function_is_called_once(kind, calls):
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    more = {
+        "ViTModel": {"image_size": 16, "patch_size": 8},
+        "BertModel": {"vocab_size": 64},
+        "Wav2Vec2Model": {
+            "conv_dim": (16, 16), "conv_stride": (5, 2), "conv_kernel": (10, 3), "num_conv_pos_embeddings": 16,
+            "num_conv_pos_embedding_groups": 2,
+        },
+    }[kind]  # fmt: skip
+    config = getattr(transformers, kind.replace("Model", "Config"))(**sizes, **more)
+    model = getattr(transformers, kind)(config).eval().requires_grad_(False)
+    plain = copy.deepcopy(model)
+    vg.wrap(model, backend="tape")
+    encoder = vg.encoders(model)[""]
+    call = {
+        "ViTModel": {"pixel_values": torch.randn(2, 3, 16, 16)},
+        "BertModel": {"input_ids": torch.randint(1, 64, (2, 9))},
+        "Wav2Vec2Model": {"input_values": torch.randn(2, 800)},
+    }[kind]
+    for _ in range(calls):
+        model(**call)
+    forward = doubled(model)
+    doubled(plain)
+    with pytest.warns(UserWarning, match=f"calls of {kind} run eager: its forward was put into another function"):
+        assert distance(model(**call).last_hidden_state, plain(**call).last_hidden_state) < 1e-5
+    assert distance(model(**call).last_hidden_state, plain(**call).last_hidden_state) < 1e-5
+    assert sum(encoder.stats.eager.values()) == 2
+    model.forward = forward
+    model(**call)
+    assert encoder.stats.replays.total() == calls + 1

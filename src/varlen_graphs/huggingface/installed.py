@@ -56,6 +56,9 @@ FAILED = "an error in varlen_graphs"
 TRIES = 4
 """Number of calls that an encoder may be learned from before the tower stays eager: it may refuse the first itself."""
 
+PUT_INTO_ANOTHER = "its forward was put into another function after vg.wrap"
+"""Reason of eager runs of a tower whose forward is that function: the encoder would take it for the tower's own."""
+
 BEING_MADE = "its encoder was being made"
 """Reason of eager runs in other threads meanwhile."""
 
@@ -144,6 +147,7 @@ class Installed:
         self._gave_up: str | None = None  # the reason of all later eager runs
         self._refusal: Exception | None = None  # the last one before there was an encoder
         self._refusals = 0
+        self._places = [*dict.fromkeys((tower.name, *PLACES))]
         self._asides: dict[tuple[int, int], bool] = {}  # those by which this stood aside, True while it does
         self._removed = False
         self.__signature__ = inspect.signature(self._original)
@@ -259,6 +263,11 @@ class Installed:
             return self._eager(by, args, kwargs)
         if self._gave_up is not None:
             return self._eager(self._gave_up, args, kwargs)
+        if not self._is_in_place():
+            if PUT_INTO_ANOTHER not in self._told:
+                self._told.add(PUT_INTO_ANOTHER)
+                warn(f"calls of {type(self.module).__name__} run eager: {PUT_INTO_ANOTHER}; do that before vg.wrap")
+            return self._eager(PUT_INTO_ANOTHER, args, kwargs)
         if self._encoder is None and (reason := self._why_training()) is not None:
             self._tell_of_training(reason)
             if self.falls_back:
@@ -327,6 +336,11 @@ class Installed:
         for _ in range(calls):
             self.stats.count_call(1)
             self.stats.count_eager(reason)
+
+    def _is_in_place(self) -> bool:
+        """Return True if the module holds this as its forward, or accelerate as what it has replaced."""
+        own = vars(self.module)
+        return any(_installed_at(own.get(place)) is self for place in self._places)
 
     def put(self, place: str) -> None:
         """Put this into an attribute of the module, in place of a forward."""
