@@ -334,3 +334,28 @@ def test_places_follow_rows_or_items():
 def test_ratios_below_one_are_refused(make):
     with pytest.raises(vg.errors.SpecError, match="expected an integer of at least 1"):
         make()
+
+
+class Shares(torch.nn.Module):
+    """Returns views of its rows and of a weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(4), requires_grad=False)
+
+    def forward(self, x, cu_seqlens):
+        return x + cu_seqlens[0], x[:, :2], self.weight.expand(len(x), -1)
+
+
+def test_outputs_share_no_memory_with_rows_and_weights():
+    spec = vg.BufferSpec("x", vg.Lengths("lengths"), [vg.buffers.CuSeqlens()], [vg.outputs.Rows()] * 3)
+    module = Shares().eval()
+    encoder = vg.GraphedEncoder(module, [8], spec, backend="tape")
+    x = torch.randn(5, 4)
+    for _ in range(2):
+        _, part, weights = encoder(x, lengths=[2, 3])
+        assert torch.equal(part, x[:, :2])
+        part.zero_()
+        assert x[:, :2].all()
+        module.weight.add_(1)
+        assert (weights + 1 == module.weight).all()
