@@ -44,6 +44,16 @@ def test_the_kernel_makes_the_bytes_of_the_reference(outer, size, resized, inner
     assert torch.equal(triton.resample(turned, one, 8), reference.resample(turned, one, 8))
 
 
+def test_a_result_of_more_blocks_than_a_grid_has_takes_larger_ones(monkeypatch):
+    from varlen_graphs.kernels.resample import triton
+
+    monkeypatch.setattr(triton, "MOST_BLOCKS", 2)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    pixels = torch.randint(0, 256, (1, 4, 1500), dtype=torch.uint8).to(device)
+    one = filters(0, 4, 3, 2).to(device)
+    assert torch.equal(triton.resample(pixels, one, 8), reference.resample(pixels, one, 8))
+
+
 def test_the_operator_is_sound_for_the_compiler():
     pixels = torch.randint(0, 256, (2, 5, 3), dtype=torch.uint8)
     torch.library.opcheck(resample, (pixels, filters(0, 5, 4, 2), 8))

@@ -61,7 +61,7 @@ class Resampling(NamedTuple):
             if size != resized:
                 filters, bits = filters_of(self.weights, self.bits, size, resized)
                 pixels = image.view(1, rows, -1) if is_columns else image
-                made = resample(pixels, filters.to(image.device), bits)
+                made = resample(pixels, torch.from_numpy(filters).to(image.device), bits)
                 image = made.view(-1, columns, channels) if is_columns else made
         return image
 
@@ -75,8 +75,8 @@ RESAMPLINGS = [
 
 
 @lru_cache(maxsize=256)
-def filters_of(weights: Weights, bits: int | None, size: int, resized: int) -> tuple[Tensor, int]:
-    """Return `filters` on the CPU, and `bits`, of `resample`. Float64, in the order of operations of the libraries."""
+def filters_of(weights: Weights, bits: int | None, size: int, resized: int) -> tuple[Array, int]:
+    """Return `filters` and `bits` of `resample`, computed in float64 in the order of operations of the libraries."""
     scale = size / resized
     stretch = max(scale, 1.0)
     support = SUPPORT[weights] * stretch
@@ -91,7 +91,7 @@ def filters_of(weights: Weights, bits: int | None, size: int, resized: int) -> t
         bits = next((n for n in places if int(0.5 + each.max() * 2 ** (n + 1)) >= TORCH_WEIGHT), TORCH_MOST_BITS)
     scaled = each * 2**bits
     rounded = numpy.trunc(scaled + numpy.copysign(0.5, scaled))
-    return torch.from_numpy(numpy.column_stack([first, rounded]).astype(numpy.int32)), bits
+    return numpy.column_stack([first, rounded]).astype(numpy.int32), bits
 
 
 class Resizing(NotCopied):

@@ -9,7 +9,10 @@ from varlen_graphs.kernels.items.triton import OPTIONS
 from varlen_graphs.kernels.launch import launch
 
 BLOCK = 1024
-"""Bytes of the result per program."""
+"""Bytes of the result per program, or more where CUDA allows no grid of so many."""
+
+MOST_BLOCKS = 65535
+"""Most programs in the second dimension of a grid."""
 
 
 @triton.jit(do_not_specialize=["size", "resized", "inner", "taps"])
@@ -35,7 +38,8 @@ def resample(pixels: Tensor, filters: Tensor, bits: int) -> Tensor:
     outer, size, inner = pixels.shape
     resized, taps = filters.shape[0], filters.shape[1] - 1
     out = torch.empty(outer, resized, inner, dtype=torch.uint8, device=pixels.device)
-    launch(resample_kernel, (outer, triton.cdiv(resized * inner, BLOCK)),
-        out, pixels.contiguous(), filters.contiguous(), size, resized, inner, taps, BITS=bits, BLOCK=BLOCK, **OPTIONS,
+    block = max(BLOCK, triton.next_power_of_2(triton.cdiv(resized * inner, MOST_BLOCKS)))
+    launch(resample_kernel, (outer, triton.cdiv(resized * inner, block)),
+        out, pixels.contiguous(), filters.contiguous(), size, resized, inner, taps, BITS=bits, BLOCK=block, **OPTIONS,
     )  # fmt: skip
     return out
