@@ -28,7 +28,7 @@ def test_pixels_are_weighed_and_rounded_to_bytes():
     assert reference.resample(pixels[None], torch.tensor([[2, 512, -512]], dtype=torch.int32), 8).item() == 0
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     st.integers(1, 3), st.integers(1, 9), st.integers(1, 9), st.sampled_from([1, 3, 700]), st.integers(1, 4),
     st.integers(0, 9),
