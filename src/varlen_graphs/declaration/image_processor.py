@@ -96,9 +96,7 @@ def _cut_one(normalize: Patches, image: Any, device: torch.device | None) -> Ten
     """Return a resized image, uint8 `[height, width, channels]`, contiguous."""
     if getattr(image, "ndim", 3) != 3:
         raise InputError(f"an image has {image.ndim} dimensions: expected 3, with the channels first or last")
-    made = None if device is None else normalize.resizing.on_device(image, device)
-    if made is None:
-        made = normalize.resizing.on_host(image).permute(1, 2, 0)
+    made = normalize.resizing(image, device)
     channels, size = len(normalize.normalize.mean), normalize.size
     if made.dtype != torch.uint8 or made.shape[2] != channels or made.shape[0] % size or made.shape[1] % size:
         raise InputError(

@@ -39,12 +39,13 @@ SUPPORT: dict[Weights, float] = {cubic: 2.0, triangle: 1.0}
 
 
 class Resampling(NamedTuple):
-    """How a library resizes images of bytes.
+    """Resizes images of bytes as a library does.
 
     Attributes:
         weights: Weights of pixels by their distances.
         bits: Binary places of these weights; `None` for as many as 16 bits take, as torch and torchvision do.
-        columns_first: True to resample columns first where that is less work, as Pillow does since version 13.
+        columns_first: True to resample columns first in images that lose more than twice as many rows as columns, as
+            Pillow does since version 13.
     """
 
     weights: Weights
@@ -110,37 +111,39 @@ class Resizing(NotCopied):
         self._frames = frames
         self._found: dict[torch.device, Resampling | None] = {}
 
-    def on_host(self, image: Any) -> Tensor:
-        """Let the processor resize an image, and return what it makes, `[channels, height, width]` on the CPU."""
-        own = self._processor
-        decoded = own.process_image(_on_cpu(image), do_convert_rgb=own.do_convert_rgb)
-        return torch.as_tensor(self._resize(decoded, own.size) if own.do_resize else decoded, device="cpu")
+    def __call__(self, image: Any, device: torch.device | None = None) -> Tensor:
+        """Resize an image, `[height, width, channels]`, the same bytes on the device as on the CPU.
 
-    def on_device(self, image: Any, device: torch.device) -> Tensor | None:
-        """Resize an image of bytes on a device, `[height, width, channels]`. Copies its bytes there first.
-
-        Returns:
-            What `on_host` makes, bit for bit; `None` if only the processor knows how to make it.
+        On the CPU without a device, and where only the processor knows how. Otherwise copies its bytes there first.
         """
         own = self._processor
-        if not own.do_resize:
-            return None
-        if _is_elsewhere(image):
+        resampling = None if device is None or not own.do_resize else self._resampling(device)
+        is_elsewhere = isinstance(image, Tensor) and image.device.type != "cpu"
+        if is_elsewhere and (resampling is None or not _is_of_bytes(_channels_first(image))):
+            image, is_elsewhere = image.cpu(), False
+        if is_elsewhere:
             decoded = _channels_first(image)
         else:
             decoded = own.process_image(image, do_convert_rgb=own.do_convert_rgb)
-        if str(decoded.dtype) not in ("uint8", "torch.uint8") or decoded.ndim != 3 or len(decoded) != 3:
-            return None
+        if resampling is not None and device is not None and _is_of_bytes(decoded):
+            size = self._size_of(decoded.shape[1:], own.size)
+            if size is not None:
+                return resampling.resize(_uploaded(decoded, device), *size)
+        made = self._resize(decoded, own.size) if own.do_resize else decoded
+        return torch.as_tensor(made, device="cpu").movedim(0, -1)
+
+    def _resampling(self, device: torch.device) -> Resampling | None:
+        """Return how the processor resizes bytes, found by trying it on this device; `None` if no library does so."""
         if device not in self._found:
             with torch.device("cpu"), torch.inference_mode():
-                try:
-                    self._found[device] = self._find(device)
-                except Exception:  # whatever it is, the processor tells where it matters
-                    self._found[device] = None
-        resampling = self._found[device]
-        if resampling is None or (size := self._size_of(decoded.shape[1:], own.size)) is None:
-            return None
-        return resampling.resize(_uploaded(decoded, device), *size)
+                tried = self._tried()
+
+                def fits(one: Resampling) -> bool:
+                    resized = (one.resize(_uploaded(image, device), *made.shape[1:]).cpu() for image, made in tried)
+                    return all(got.equal(made.movedim(0, -1)) for got, (_, made) in zip(resized, tried, strict=True))
+
+                self._found[device] = next(filter(fits, RESAMPLINGS), None) if tried else None
+        return self._found[device]
 
     def _resize(self, decoded: Any, size: Any) -> Any:
         own = self._processor
@@ -167,22 +170,20 @@ class Resizing(NotCopied):
             return asked.height, asked.width
         return None
 
-    def _find(self, device: torch.device) -> Resampling | None:
-        """Return the resampling with which all synthetic images have the bytes that the processor gives them."""
+    def _tried(self) -> list[tuple[Any, Tensor]]:
+        """Return synthetic images, decoded, and what the processor resizes them to; none if it does something else."""
         tried = []
-        for image, size in self._synthetic():
-            decoded = self._processor.process_image(image)
-            made = torch.as_tensor(self._resize(decoded, size), device="cpu")
-            told = self._size_of(decoded.shape[1:], size)
-            pixels, resized = _uploaded(decoded, device), _uploaded(made, device)
-            same = pixels.cpu().equal(torch.from_numpy(image))
-            if made.dtype != torch.uint8 or told != made.shape[1:] or not same:
-                return None
-            tried.append((pixels, told, resized))
-        for one in RESAMPLINGS:
-            if all(torch.equal(one.resize(image, *size), made) for image, size, made in tried):
-                return one
-        return None
+        try:
+            for image, size in self._synthetic():
+                decoded = self._processor.process_image(image)
+                made = torch.as_tensor(self._resize(decoded, size), device="cpu")
+                same = numpy.array_equal(numpy.moveaxis(numpy.asarray(decoded), 0, -1), image)
+                if not same or made.dtype != torch.uint8 or self._size_of(decoded.shape[1:], size) != made.shape[1:]:
+                    return []
+                tried.append((decoded, made))
+        except Exception:  # whatever it is, the processor tells where it matters
+            return []
+        return tried
 
     def _synthetic(self) -> Iterator[tuple[Array, Any]]:
         """Return images of noise, and what the processor takes as limits of sizes.
@@ -223,12 +224,9 @@ def _unpainted() -> Any:
     return Unpainted
 
 
-def _is_elsewhere(image: Any) -> bool:
-    return isinstance(image, Tensor) and image.device.type != "cpu"
-
-
-def _on_cpu(image: Any) -> Any:
-    return image.cpu() if _is_elsewhere(image) else image
+def _is_of_bytes(decoded: Any) -> bool:
+    """Return True for an array or a tensor of bytes `[3, height, width]`."""
+    return str(decoded.dtype) in ("uint8", "torch.uint8") and decoded.ndim == 3 and len(decoded) == 3
 
 
 def _channels_first(image: Tensor) -> Tensor:
